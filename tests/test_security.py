@@ -271,7 +271,7 @@ from pathlib import Path
 from ablate.cli import main
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
-from ablate.store.runs import running
+from ablate.store.study_lock import running
 from ablate.track.mirror import Mirror
 from tests.cli.stored import IDS, make_store
 

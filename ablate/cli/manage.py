@@ -81,7 +81,7 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     """
     from ablate.cli.display import end_text, summary
     from ablate.execute.progress import count_states, read_progress, seconds_to_end
-    from ablate.store.runs import is_running
+    from ablate.store.study_lock import is_running
 
     def read(of: StudyStore) -> tuple[bool | None, list[RunProgress]]:
         running = is_running(of.path)
@@ -211,7 +211,7 @@ def cancel(study: str, storage: Path) -> None:
 
     Running runs end with a checkpoint; `ablate run` continues from it.
     """
-    from ablate.store.runs import is_running
+    from ablate.store.study_lock import is_running
 
     store = find_study(storage, study)
     if is_running(store.path) is False:
@@ -248,7 +248,7 @@ def clean(
 
     It never touches what ablate has not made: other files, links, and everything outside the study.
     """
-    from ablate.store.runs import kept_still
+    from ablate.store.study_lock import kept_still
     from ablate.track.cursor import load_cursor
     from ablate.track.sink import Away, Refused, Sink, resolve_tracking_uri
 

@@ -115,17 +115,17 @@ def _resume(task: RunRequest, lease: Leases) -> tuple[Checkpoint | None, list[st
     start, lines = load_newest(task.folder.checkpoints, task.prefix)
     for line in lines:
         print(line, flush=True)
-    own = fingerprint(task.device, task.resources.cpus)
+    here = fingerprint(task.device, task.resources.cpus)
     if start is None:
-        lease.note(fingerprint=own, resumed_from_step=0)
-        return None, [own]
-    lease.note(fingerprint=own, resumed_from_step=start.step)
+        lease.note(fingerprint=here, resumed_from_step=0)
+        return None, [here]
+    lease.note(fingerprint=here, resumed_from_step=start.step)
     print(f"going on from the checkpoint after step {start.step}", flush=True)
-    others = [earlier for earlier in start.fingerprints if earlier != own]
+    others = [earlier for earlier in start.fingerprints if earlier != here]
     if others:
         before = ", ".join(start.fingerprints)
-        print(f"steps before it were trained by other arithmetic: {before}; here it is {own}")
-    return start, [*others, own]
+        print(f"steps before it were trained by other arithmetic: {before}; here it is {here}")
+    return start, [*others, here]
 
 
 def follow(task: RunRequest, group: Group, step: int) -> None:

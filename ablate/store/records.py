@@ -44,7 +44,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def stored(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are checked: an object in a file of the store."""
-    return dataclass(frozen=True, kw_only=True, config=PLAIN)(cls)
+    return dataclass(frozen=True, kw_only=True, config=PLAIN)(cls)  # type: ignore[return-value]
 
 
 def checked(kind: type[T], content: object) -> T:

@@ -1,10 +1,7 @@
-"""Folders of a study and of its runs, and the lock of a running study. See the package for the layout.
+"""Folders of a study and of its runs. See the package for the layout.
 
 The status of a run with a result holds the hashes of its other files, so that a reader can tell whether they
 have changed since its end. Of any other run, its newest checkpoint vouches for the rows before it.
-
-Several people may run a study on one storage and share its runs through leases. All must have the same plan:
-one that differs from the running one is refused. The operating system drops the lock when a process dies.
 
 How it fails: a truncated last line of ``metrics.jsonl`` (a crash during an append) is ignored. A run whose
 files were altered is ``damaged``: it is run again, and its numbers count for nothing until then.
@@ -13,9 +10,7 @@ files were altered is ``damaged``: it is run again, and its numbers count for no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import platform
 import shlex
 import time
 from dataclasses import asdict, dataclass
@@ -27,7 +22,6 @@ from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, likely
 from ablate.base.files import (
     hash_of,
-    open_unlinked,
     read_record,
     record_text,
     refuse_open_folder,
@@ -40,7 +34,6 @@ from ablate.store.plan_file import LockedPlan, plan_from_json, plan_to_json
 from ablate.store.records import Number, Text, Tokens, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
@@ -49,10 +42,6 @@ State = Literal["pending", "running", "finished", "diverged", "failed", "interru
 STATES: tuple[State, ...] = get_args(State)
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
-
-_LOCK = "executor.lock"
-_LOOKS = 5
-_PAUSE_SEC = 0.02
 
 _SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "routes.jsonl")
 _OF_THE_END = ("ended_unix", "outcome", "message")
@@ -338,69 +327,3 @@ def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyS
     else:
         hint = likely(name, names, hint)
     raise UserError(f"no study '{name}' in {storage}", hint=hint)
-
-
-@contextlib.contextmanager
-def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
-    """Write the plan and hold the study's lock for the block; yields whether others run the study too.
-
-    A plan is written under the exclusive lock and compared under the shared one, so nobody reads a plan that
-    another process is about to replace. Waits while another writes its plan or cleans the study.
-
-    Raises:
-        UserError: as ``refuse_unsafe``, or another process runs the study with another plan; the message
-            names that process.
-    """
-    store.refuse_unsafe()
-    holder = "another process"
-    lock = store.path / _LOCK
-    for _ in range(_LOOKS):
-        store.path.mkdir(parents=True, exist_ok=True)
-        with open_unlinked(lock, "ab") as file:
-            is_alone = _lock_alone(file)
-            if is_alone:
-                store.write_plan(plan)
-            fcntl.flock(file, fcntl.LOCK_SH)
-            is_same = False
-            with contextlib.suppress(OSError, UserError):  # the study may have been removed meanwhile
-                holder = lock.read_text(encoding="utf-8").strip() or holder
-                is_there = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
-                is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)
-            if is_same:
-                lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-                yield not is_alone
-                return
-        time.sleep(_PAUSE_SEC)
-    status = command_line("status", store.path.name, storage=store.path.parent)
-    raise UserError(
-        f"{store.path} is being run by {holder} with another plan",
-        hint=f"wait for it, or give this study another name; follow it with: {status}",
-    )
-
-
-@contextlib.contextmanager
-def kept_still(study_dir: Path) -> Iterator[bool]:
-    """Keep others from running the study for the block; yields False if a process runs it now."""
-    with open_unlinked(study_dir / _LOCK, "ab") as file:
-        yield _lock_alone(file)
-
-
-def is_running(study_dir: Path) -> bool | None:
-    """Whether a process runs the study now; None if this user may not look."""
-    try:
-        with (study_dir / _LOCK).open("rb") as file:
-            return not _lock_alone(file, looks=1)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-
-
-def _lock_alone(file: Any, looks: int = _LOOKS) -> bool:
-    """Try to take the exclusive lock, several times, because ``is_running`` takes it for a moment."""
-    for look in range(looks):
-        time.sleep(_PAUSE_SEC if look else 0.0)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False

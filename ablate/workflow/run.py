@@ -32,7 +32,7 @@ from ablate.base.files import write_bytes_atomic
 from ablate.plan import Plan, build_plan, known_plan, warnings_of
 from ablate.plan.shares import sharing_text
 from ablate.store import StudyStore
-from ablate.store.runs import kept_still, running
+from ablate.store.study_lock import kept_still, running
 from ablate.study.load import find_file, load_study
 from ablate.study.search_space import tuned_name
 from ablate.workflow import Listener, StudyEnd, end_of

@@ -10,7 +10,7 @@ from ablate.base.files import write_json_atomic, write_record
 from ablate.cli import manage
 from ablate.store import Status
 from ablate.store.leases import Leases
-from ablate.store.runs import is_running, running
+from ablate.store.study_lock import is_running, running
 from ablate.track.cursor import Cursor, RunCursor, cursor_path
 from ablate.track.sink import Sink, default_tracking_uri
 from tests.cli.command import ablate

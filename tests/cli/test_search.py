@@ -11,7 +11,7 @@ import pytest
 from ablate.search.engine import open_storage
 from ablate.search.recipes import plan_search, tried_plan
 from ablate.store import StudyStore
-from ablate.store.runs import running
+from ablate.store.study_lock import running
 from ablate.study import load_study
 from tests.cli.command import ablate
 from tests.cli.searched import SEARCH

@@ -79,8 +79,9 @@ def _once(fault, *, hangs=False):
 
 def _almost_too_long(lease):
     """Leave 10 s of ``HANG_AFTER_SEC``, which cannot pass while a run starts."""
-    beats, own = threading.Semaphore(0), lease.beat
-    lease.beat = lambda: (own(), beats.release())
+    beats = threading.Semaphore(0)
+    beat = lease.beat
+    lease.beat = lambda: (beat(), beats.release())
     for _ in range(2):  # it has noticed the progress before
         beats.acquire()
     end_after(10, sys.stderr)
@@ -165,7 +166,8 @@ def second_process_dies_once(config, on_metrics, **options):
     """As ``together``, but the second process dies in the third step, if there is no checkpoint yet."""
     from torch import distributed
 
-    is_fresh, asked = options["checkpoints"].load() is None, itertools.count(1)
+    is_fresh = options["checkpoints"].load() is None
+    asked = itertools.count(1)
 
     def should_stop():
         if is_fresh and next(asked) == 3 and distributed.get_rank() == 1:

@@ -101,11 +101,11 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
     """Return work that is killed just before its n-th operation on a file of the run."""
 
     def work() -> None:
-        left = [operation]
+        operations_left = [operation]
 
         def count() -> None:
-            left[0] -= 1
-            if left[0] == 0:
+            operations_left[0] -= 1
+            if operations_left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def audit(event: str, arguments: tuple[object, ...]) -> None:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 def look_round(run: RunRequest) -> TaskEnd:
     """Stand in for a run: wait for another one on the same GPU; say which process had which GPU, and when."""
-    begun, gpu = time.time(), os.environ["CUDA_VISIBLE_DEVICES"]
+    begun = time.time()
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
     (run.stop_path.parent / f"{gpu}-{run.run_id}").touch()
     while len(list(run.stop_path.parent.glob(f"{gpu}-*"))) < 2 and time.time() < begun + 60:
         time.sleep(0.1)

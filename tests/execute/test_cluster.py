@@ -36,13 +36,13 @@ arms:
 
 
 def test_gone_is_what_has_answered_before_and_not_for_long(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(cluster, "running_clock", lambda: lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(cluster, "running_clock", lambda: lambda: clock[0])
     port = free_port()
     head = Head(f"127.0.0.1:{port}")
 
     def is_gone_after(seconds):
-        now[0] += seconds
+        clock[0] += seconds
         return head.is_gone()
 
     long = 2 * cluster.GONE_AFTER_SEC
@@ -65,7 +65,8 @@ SLOW = "The current node timed out during startup. This could happen because"
 def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
     monkeypatch, tmp_path, address, message, starts
 ):
-    begun, others = [], []
+    begun = []
+    others = []
     monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
     monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
 
@@ -93,7 +94,8 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
 @pytest.mark.exhaustive
 def test_a_killed_head(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
-    environment, port = environment_with_token(tmp_path), free_port()
+    environment = environment_with_token(tmp_path)
+    port = free_port()
     words = ("run", "small.yaml", "--address", f"127.0.0.1:{port}")
 
     with ray_head(environment, port) as kill:
@@ -166,7 +168,7 @@ def test_a_folder_that_others_can_replace_is_refused(monkeypatch, short):
     [(0o755, 0o777, True), (0o755, 0o755, False), (0o700, 0o777, False), (0o710, 0o770, True)],
 )
 def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, short, above, mode, warns):
-    said = []
+    warnings = []
     folder = short / "ray"
     folder.mkdir()
     folder.chmod(mode)
@@ -177,9 +179,9 @@ def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, short
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", lambda: None)
     monkeypatch.setattr(cluster, "use_token", lambda: None)
-    with cluster.connection("127.0.0.1:1", said.append):
+    with cluster.connection("127.0.0.1:1", warnings.append):
         pass
-    assert [str(folder) in sentence for sentence in said] == [True] * warns
+    assert [str(folder) in sentence for sentence in warnings] == [True] * warns
 
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):

@@ -434,7 +434,8 @@ def test_faults_of_the_setup_are_a_line_in_the_log(tmp_path, fault, said):
     faulty = config_of(TRAINING, trainer=replace(config().trainer, **fault))
     run = run_of(tmp_path, faulty)
     assert executed(run, faulty) == 0
-    status, log = run.status(), run.attempt_log(1).read_text()
+    status = run.status()
+    log = run.attempt_log(1).read_text()
     assert status.state == "failed"
     assert said in status.message in log
     assert "Traceback" not in log
@@ -550,8 +551,8 @@ NODES = """
 def test_two_nodes_through_a_crash(tmp_path, undisturbed):
     code = textwrap.dedent(NODES).format(folder=str(tmp_path))
     variables = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = run_python(code, cwd=Path(__file__).parents[2], env=os.environ | variables, check=False)
-    assert done.stdout.split()[-1:] == ["finished"], done.stderr[-3000:]
+    process = run_python(code, cwd=Path(__file__).parents[2], env=os.environ | variables, check=False)
+    assert process.stdout.split()[-1:] == ["finished"], process.stderr[-3000:]
     run = StudyStore(tmp_path / "study").run("0123456789abcdef")
     # The nodes' rows come in as their logs are read.
     assert sorted(map(str, outcome_of(run)[-1])) == sorted(map(str, timeless(undisturbed)))

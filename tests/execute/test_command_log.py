@@ -14,7 +14,7 @@ STEPS = 100
 
 
 def read(*printed, before=(), training=None, **source):
-    """Add rows to a plan of 100 steps of 32 tokens; return the rows, what they wrote, and what was said."""
+    """Add rows to a plan of 100 steps of 32 tokens; return the rows, what they wrote, and the faults."""
     metrics = LogSource(**(source or {"preset": "megatron"}))
     config = config_of(
         TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4, **training or {}),
@@ -61,16 +61,16 @@ def test_losses_above_the_studys_bound_in_all_attempts_are_a_divergence():
 
 
 def test_nan_on_a_training_row_is_a_blank_and_on_its_own_a_divergence():
-    rows, written, said = read(
+    rows, written, faults = read(
         {"step": 10, "loss": 4.0, "val_loss": NAN}, {"step": 20, "loss": 3.0, "val_loss": 3.1}
     )
-    assert (evaluations(written), said) == ([(20, 640, 3.1)], [])
+    assert (evaluations(written), faults) == ([(20, 640, 3.1)], [])
     assert rows.add({"step": 30, "val_loss": NAN}, is_new=True) == "the validation loss at step 30 is nan"
 
 
 def test_a_gradient_that_is_no_number_beside_no_loss_is_a_divergence():
-    _, _, said = read({"step": 14, "loss": 5.2, "grad_norm": NAN}, {"step": 15, "grad_norm": NAN})
-    assert said == ["the gradient norm at step 15 is nan, without a loss"]
+    _, _, faults = read({"step": 14, "loss": 5.2, "grad_norm": NAN}, {"step": 15, "grad_norm": NAN})
+    assert faults == ["the gradient norm at step 15 is nan, without a loss"]
 
 
 def test_of_several_evaluation_sets_one_must_be_named():

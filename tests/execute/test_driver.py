@@ -88,7 +88,8 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
 def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     store, requests = study
     request_stop(store.path)  # one of before it began, which is none of its
-    plan, sent = store.plan(), []
+    plan = store.plan()
+    sent = []
 
     def interrupt_once_running():
         states = count_states(read_progress(store, plan))
@@ -121,12 +122,12 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
 
 @local
 def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
-    for resources, said in (
+    for resources, fault in (
         (ResourcesConfig(cpus=1000), r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have"),
         (ResourcesConfig(devices_per_run=64), r"64 × \(1 CPU, 0 GPU\), which the cluster does not have"),
         (ResourcesConfig(custom={"mi355x": 8.0}), r"1 × \(1 CPU, 0 GPU, 8 mi355x\), which"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=fault):
             execute(study, "quick", [replace(study[1][0], resources=resources)])
     assert states(study) == ["pending"] * 4
 
@@ -159,9 +160,10 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
 @LONG
 @local
 def test_what_a_training_function_leaves_ends_with_its_run(study):
-    (first, *_), (run, *_) = study[1], runs_of(study)
-    own = replace(first, config=replace(first.config, trainer="fake_trainers:leaves_a_child"))
-    assert list(execute(study, "quick", [own]).states.values()) == ["finished"]
+    first, *_ = study[1]
+    run, *_ = runs_of(study)
+    request = replace(first, config=replace(first.config, trainer="fake_trainers:leaves_a_child"))
+    assert list(execute(study, "quick", [request]).states.values()) == ["finished"]
     wait_until(lambda: not is_alive(int((run.path / "started").read_text())))
 
 

@@ -40,14 +40,14 @@ def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypa
         code_digest.cache_clear()
         return code_digest()
 
-    found = [digest_with("reports/__init__.py")]
-    assert digest_with("cli/__init__.py") == found[0]
+    digests = [digest_with("reports/__init__.py")]
+    assert digest_with("cli/__init__.py") == digests[0]
     sources = (
         "layers/linear.py", "train/loop.py", "backends/kernel/kernel.cpp", "backends/triton/gemm.py",
         "data/batches.py", "recipes/presets.json", "run/config.py", "models/decoder.py",
     )  # fmt: skip
-    found += map(digest_with, sources)
-    assert len(set(found)) == len(found)
+    digests += map(digest_with, sources)
+    assert len(set(digests)) == len(digests)
     code_digest.cache_clear()
 
 
@@ -58,13 +58,17 @@ def test_a_run_says_what_it_ran_on(monkeypatch):
 
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setattr(environment, "version_of", {"triton-rocm": "3.9.0"}.get)  # as ROCm names it
-    found = described("emulated", "cpu")
-    assert (found["gpu_uuid"], found["fingerprints"], found["triton"]) == (None, ["a1"], "3.9.0")
-    assert found["arithmetic_settings"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    record = described("emulated", "cpu")
+    assert (record["gpu_uuid"], record["fingerprints"], record["triton"]) == (
+        None,
+        ["a1"],
+        "3.9.0",
+    )
+    assert record["arithmetic_settings"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     gpu = types.SimpleNamespace(name="H100", uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: gpu)
-    found = described("native", "cuda")
-    assert (found["gpu"], found["gpu_uuid"]) == ("H100", "GPU-1")
+    record = described("native", "cuda")
+    assert (record["gpu"], record["gpu_uuid"]) == ("H100", "GPU-1")
 
 
 @pytest.mark.parametrize(
@@ -100,13 +104,15 @@ def test_a_device_tells_its_load_and_one_that_does_not_is_not_called_idle(monkey
 
 
 def test_the_load_is_what_psutil_reads():
-    then, found, now = psutil.cpu_times(), environment._cpu_times(), psutil.cpu_times()
+    before = psutil.cpu_times()
+    ticks_read = environment._cpu_times()
+    after = psutil.cpu_times()
     for ticks, read in zip(
-        found,
+        ticks_read,
         (lambda t: sum(t) - t.idle - t.iowait - t.guest - t.guest_nice, lambda t: t.idle + t.iowait),
         strict=True,
     ):
-        assert read(then) - 0.1 <= ticks / os.sysconf("SC_CLK_TCK") <= read(now) + 0.1
+        assert read(before) - 0.1 <= ticks / os.sysconf("SC_CLK_TCK") <= read(after) + 0.1
 
 
 @pytest.mark.exhaustive
@@ -117,9 +123,9 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
     def found_with(**variables):
         return run_python(code, env=os.environ | variables).stdout.strip()
 
-    own = fingerprint("cpu", 1)
-    assert found_with() == own
-    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != own
+    usual_fingerprint = fingerprint("cpu", 1)
+    assert found_with() == usual_fingerprint
+    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != usual_fingerprint
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
@@ -127,14 +133,14 @@ def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     (folder := tmp_path / "venv").mkdir()
     (folder / "train.py").write_text("1")
-    found = [commit_of(folder)]
+    commits = [commit_of(folder)]
     commit = ["commit", "-qm", "mine"]
     for words in (["init", "-q"], [*commit, "--allow-empty"], ["add", "venv"], commit):
         subprocess.run([*git, *words], check=True)
-        found.append(commit_of(folder))
-    assert found[:3] == [None] * 3  # as an installed package inside a user's repository
-    assert [len(one) for one in found[3:]] == [12 + 9, 12]
+        commits.append(commit_of(folder))
+    assert commits[:3] == [None] * 3  # as an installed package inside a user's repository
+    assert [len(name) for name in commits[3:]] == [12 + 9, 12]
     for content in "23":
         (folder / "train.py").write_text(content)
-        found.append(commit_of(folder))
-    assert len(set(found[3:])) == 4
+        commits.append(commit_of(folder))
+    assert len(set(commits[3:])) == 4

@@ -37,7 +37,8 @@ def storage(tmp_path_factory):
 
 def begun(task):
     """Start an attempt; return its process when there are rows."""
-    pid, path = in_child(lambda: execute_run(task)), task.folder.metrics_path
+    pid = in_child(lambda: execute_run(task))
+    path = task.folder.metrics_path
     wait_until(lambda: path.exists() and path.stat().st_size)
     return pid
 
@@ -48,14 +49,14 @@ def fresh(storage, name, seed=0, steps=8):
 
 @pytest.fixture(scope="module")
 def undisturbed(storage):
-    found = {}
+    outcomes = {}
     for seed, steps in ((0, 4), (1, 8), (2, 60)):
         run = fresh(storage, f"whole{seed}", seed, steps)
         assert wait_for(in_child(lambda run=run: execute_run(task_of(run, storage)))) == 0
-        found[seed] = outcome_of(run)
-        assert found[seed][0] == "finished"
+        outcomes[seed] = outcome_of(run)
+        assert outcomes[seed][0] == "finished"
         assert not run.checkpoints.exists()
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -193,11 +194,11 @@ def test_a_disk_that_fills_up_at_any_point_loses_nothing(undisturbed, tmp_path):
     script = tmp_path / "full.py"
     script.write_text(textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount))))
     command = f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
-    done = subprocess.run(
+    process = subprocess.run(
         [unshare, *inside, "sh", "-c", command], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    ends, outcome, log = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    ends, outcome, log = json.loads(process.stdout.splitlines()[-1])
     assert len(ends) > 1
     assert ends == [["interrupted", True]] * (len(ends) - 1) + [["finished", False]]
     assert "checkpoint after step 1 not written: [Errno 28] No space left on device" in log

@@ -91,7 +91,8 @@ def trainer(recipe, *, advance=lambda _: None, steps=3, state="finished", before
 
 
 def by_hand(state):
-    state.step, state.tokens = state.step + 1, state.tokens + 64
+    state.step += 1
+    state.tokens += 64
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_state_has_to_move_where_the_recipe_does(trained, recipe, options, sai
 
 
 def at(kind, *tokens):
-    return [{**EVAL, "kind": kind, "tokens": one, "step": one // 64} for one in tokens]
+    return [{**EVAL, "kind": kind, "tokens": count, "step": count // 64} for count in tokens]
 
 
 def ends(rows, tokens=192, **more):

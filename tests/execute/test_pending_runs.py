@@ -51,17 +51,17 @@ def test_a_result_comes_whole_with_its_ledger(two):
     source.checkpoints.mkdir()
     source.stop_path.write_text("of the neighbour alone")
     config = requests[0].config
-    own = replace(requests[0], config=replace(config, data=replace(config.data, paths=["/elsewhere"])))
+    request = replace(requests[0], config=replace(config, data=replace(config.data, paths=["/elsewhere"])))
     here.run(requests[1].run_id).create(asdict(requests[1].config))  # asked for before, never begun
-    left = here.path / "runs" / ".taken" / requests[0].run_id  # by a driver that was killed
-    left.mkdir(parents=True)
-    (left / "status.json").write_text("half")
-    assert copy_results(here, [own, requests[1]]) == {one.run_id: "there" for one in requests[:2]}
-    assert run.config() == json.loads(json.dumps(asdict(own.config)))
+    leftover = here.path / "runs" / ".taken" / requests[0].run_id  # by a driver that was killed
+    leftover.mkdir(parents=True)
+    (leftover / "status.json").write_text("half")
+    assert copy_results(here, [request, requests[1]]) == {one.run_id: "there" for one in requests[:2]}
+    assert run.config() == json.loads(json.dumps(asdict(request.config)))
     assert run.state() == "finished"
     names = ("attempts/1.json", "attempts/1.log", "diagnostics.jsonl", "environment.json", "metrics.jsonl")
-    found = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
-    assert found == {*names, "config.json", "status.json", "attempts/2.json"}
+    files = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
+    assert files == {*names, "config.json", "status.json", "attempts/2.json"}
     assert Leases(run.attempts).read(2).outcome == "superfluous"  # the claim that kept others away
     assert all((run.path / name).read_bytes() == (source.path / name).read_bytes() for name in names)
     todo = find_todo(here, requests)
@@ -102,15 +102,16 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
     run = here.run(requests[0].run_id)
     run.create(asdict(requests[0].config))
     Leases(run.attempts).claim().end("interrupted")
-    copy, held = shutil.copytree, []
+    copy = shutil.copytree
+    held = []
 
     def copy_and_lose_the_next(*paths, **options):
         held.append(Leases(here.run(requests[2].run_id).attempts).claim())
         return copy(*paths, **options)
 
     monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
-    kept = [replace(requests[3], **{name: True}) for name in ("keep_weights", "records")]  # nowhere else
-    assert list(copy_results(here, [*requests[:3], *kept])) == [requests[1].run_id]
+    unshared = [replace(requests[3], **{name: True}) for name in ("keep_weights", "records")]  # nowhere else
+    assert list(copy_results(here, [*requests[:3], *unshared])) == [requests[1].run_id]
     assert held[0].is_mine()
     assert {here.run(request.run_id).state() for request in (requests[0], *requests[2:])} == {"pending"}
 

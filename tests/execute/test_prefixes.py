@@ -39,8 +39,10 @@ class Here:
     """A store with these arms, or some of them, executed one by one without Ray."""
 
     def __init__(self, storage, name, arms, *some, planned=()):
-        self.store, tokens = StudyStore(storage / name), prepare(data(), storage / "tokens").folder
-        names, runs = some or tuple(arms), []
+        self.store = StudyStore(storage / name)
+        tokens = prepare(data(), storage / "tokens").folder
+        names = some or tuple(arms)
+        runs = []
         for run in map(arms.get, names):
             folder = self.store.run(run.run_id)
             folder.create(asdict(run.config))
@@ -78,12 +80,12 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arm
     clean_prefixes(here.store, here.keys)
     assert not here.store.prefixes.exists()
     diagnosed = [replace(run, diagnostics=Diagnostics()) for run in arms.values()]
-    found, _ = share_prefixes(StudyStore(tmp_path / "diagnosed"), diagnosed)
-    assert {run.prefix for run in found} == {None}  # they share nothing
+    requests, _ = share_prefixes(StudyStore(tmp_path / "diagnosed"), diagnosed)
+    assert {run.prefix for run in requests} == {None}  # they share nothing
 
 
 def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms, monkeypatch):
-    planned = [(one.run_id, one.config, one.resources) for one in arms.values()]
+    planned = [(arm.run_id, arm.config, arm.resources) for arm in arms.values()]
     here = Here(tmp_path, "study", arms, "bf16", planned=planned)
     here.execute("bf16")
     clean_prefixes(here.store, here.keys)
@@ -140,13 +142,15 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
         parent.write_status(Status(**status))
         return why_it_cannot_begin(forked(*names or ["forked"]))
 
-    said = f"the run that it forks from, {parent.run_id}, "
+    start = f"the run that it forks from, {parent.run_id}, "
     assert reason(state="pending") is None
-    assert reason(state="diverged", step=3, message="bad loss") == f"{said}diverged before the fork: bad loss"
+    assert (
+        reason(state="diverged", step=3, message="bad loss") == f"{start}diverged before the fork: bad loss"
+    )
     assert reason(state="diverged", step=7) is None  # after the fork: it trains the common steps itself
     assert reason(state="failed", message="full") is None  # alone it does not wait for it
     both = "bf16", "forked"
-    assert reason(*both, state="failed", message="full") == f"{said}failed before the fork: full"
+    assert reason(*both, state="failed", message="full") == f"{start}failed before the fork: full"
     parent.write_status(Status())
     parent.checkpoints.mkdir()
     for step, holder in ((FORK - 2, parent.run_id), (FORK - 1, None)):  # past the place it holds nothing
@@ -161,10 +165,10 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path,
         here.execute("bf16")
     here.execute("forked")
     forked = here.folders["forked"]
-    first, own = forked.environment()["fingerprints"]
-    assert first == "another" != own
-    assert Leases(forked.attempts).read(1).fingerprint == own
-    assert f"steps before it were trained by other arithmetic: another; here it is {own}" in (
+    first, last = forked.environment()["fingerprints"]
+    assert first == "another" != last
+    assert Leases(forked.attempts).read(1).fingerprint == last
+    assert f"steps before it were trained by other arithmetic: another; here it is {last}" in (
         forked.attempt_log(1).read_text()
     )
 
@@ -176,7 +180,8 @@ def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(t
     whole = Here(tmp_path, "whole", arms, "learned")
     losses = whole.execute("learned")
     here = Here(tmp_path, "study", arms)
-    task, source = here.tasks["replays"], here.folders["learned"]
+    task = here.tasks["replays"]
+    source = here.folders["learned"]
     assert waits_for(task) == source.run_id
     assert why_it_cannot_begin(task) == f"no record of the routes of {source.run_id}: it is pending"
     source.stop_path.touch()
@@ -190,5 +195,5 @@ def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(t
     assert "it is damaged" in why_it_cannot_begin(task)
     without = Here(tmp_path, "without", arms)
     execute_run(replace(without.tasks["learned"], records=False))
-    said = "it is finished before they were asked for; under another study name it is trained again"
-    assert said in why_it_cannot_begin(without.tasks["replays"])
+    reason = "it is finished before they were asked for; under another study name it is trained again"
+    assert reason in why_it_cannot_begin(without.tasks["replays"])

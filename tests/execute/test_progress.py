@@ -11,8 +11,8 @@ from ablate.store import Status
 
 
 def add(run, tokens, kind="train", **values):
-    own = {"val_loss": 1.5} if kind == "eval" else {"loss": 2.0, "tokens_per_sec": 10.0}
-    append_line(run.metrics_path, {"kind": kind, "tokens": tokens, "step": 1, **own, **values})
+    defaults = {"val_loss": 1.5} if kind == "eval" else {"loss": 2.0, "tokens_per_sec": 10.0}
+    append_line(run.metrics_path, {"kind": kind, "tokens": tokens, "step": 1, **defaults, **values})
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_progress_is_that_of_the_newest_rows(begun, monkeypatch):
 
 def test_states_are_shown_as_what_they_are(begun):
     store, run = begun
-    for alive, said in ((True, "running"), (None, "running"), (False, "interrupted")):
+    for alive, state in ((True, "running"), (None, "running"), (False, "interrupted")):
         shown = summary(read(store, executor_alive=alive))
-        assert shown == f"0 of 4 done · 3 pending · 1 {said}"
+        assert shown == f"0 of 4 done · 3 pending · 1 {state}"
     add(run, 10)
     run.status_path.write_text("{")
     shown = first(store)
@@ -92,11 +92,11 @@ def test_the_end_of_a_study_counts_what_runs_beside_what():
     assert seconds_to_end([run("c", 0, "running", 0), run("a", 0, "finished", 100, 1.0)]) == 100
     now = datetime(2026, 11, 23, 14, 20, tzinfo=UTC)
     assert end_text(later, at_most=False) == ""
-    for pace, at_most, said in (
+    for pace, at_most, text in (
         (3.0, False, "ends about Mon 23 Nov 14:22 (2 min left)"),
         (300.0, True, "ends by Mon 23 Nov 18:30 (4.2 h left)"),
     ):
-        assert end_text([run("a", 0, "running", 50, pace)], at_most=at_most, now=now) == said
+        assert end_text([run("a", 0, "running", 50, pace)], at_most=at_most, now=now) == text
 
 
 def test_formats():

@@ -55,8 +55,9 @@ class Fake:
     def move(self, now=0.0):
         """Return what is done at a time."""
         self.queue.move(now)
-        done, self.done = self.done, []
-        return done
+        actions = self.done
+        self.done = []
+        return actions
 
     def started(self, now=0.0):
         return "".join(line.split()[1] for line in self.move(now) if line.startswith("start"))
@@ -86,26 +87,26 @@ def fake(study):
 
 
 def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fake):
-    now = 100.0
+    clock = 100.0
     for pause in PAUSES_SEC:
-        fake.take("a", LOST, now)
-        assert fake.move(now + pause - 0.01) == []
-        now += pause
+        fake.take("a", LOST, clock)
+        assert fake.move(clock + pause - 0.01) == []
+        clock += pause
         fake.dirs["a"].stop_path.touch()  # it asked the lost attempt
-        assert fake.started(now) == "a"
+        assert fake.started(clock) == "a"
         assert not fake.dirs["a"].stop_path.exists()
-    fake.take("b", LOST, now)  # counts its own tries
-    fake.take("a", LOST, now)
+    fake.take("b", LOST, clock)  # counts its own tries
+    fake.take("a", LOST, clock)
     status = fake.dirs["a"].status()
     assert (status.state, status.message) == ("failed", "worker lost (4 attempts)")
     assert fake.states == {"a": "failed"}
-    assert fake.started(now + 1) == "b"
+    assert fake.started(clock + 1) == "b"
     for step in range(1, 20):  # each time it came further: what killed it is not its own fault
         (checkpoint := fake.dirs["b"].checkpoints / f"{step:012d}.json").parent.mkdir(exist_ok=True)
         checkpoint.touch()
-        fake.take("b", LOST, now)
-        now += PAUSES_SEC[0]
-        assert fake.started(now) == "b"
+        fake.take("b", LOST, clock)
+        clock += PAUSES_SEC[0]
+        assert fake.started(clock) == "b"
 
 
 def test_runs_on_several_devices_take_turns_and_others_pass_them(study):
@@ -202,15 +203,15 @@ def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatc
 
 def test_ray_puts_a_share_on_one_gpu_and_no_process_stays_for_a_second(tmp_path):
     script = Path(__file__).with_name("shared_gpus.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    printed = json.loads(process.stdout.splitlines()[-1])
     of_gpu = defaultdict(list)
-    for run in found["runs"]:
+    for run in printed["runs"]:
         of_gpu[run["gpu"]].append(run)
     assert set(of_gpu) == {"0", "1"}
-    assert len({run["process"] for run in found["runs"]}) == len(found["runs"]) == 8
+    assert len({run["process"] for run in printed["runs"]}) == len(printed["runs"]) == 8
     for runs in of_gpu.values():
-        at_once = [sum(one["begun"] <= run["begun"] < one["ended"] for one in runs) for run in runs]
+        at_once = [sum(other["begun"] <= run["begun"] < other["ended"] for other in runs) for run in runs]
         assert max(at_once) == 2
-    assert found["machines"] == [{"cores": 4, "gpus": 2, "gpu_name": "H200", "gpu_bytes": 141 * 10**9}]
+    assert printed["machines"] == [{"cores": 4, "gpus": 2, "gpu_name": "H200", "gpu_bytes": 141 * 10**9}]

@@ -44,7 +44,8 @@ def no_token_of_ones_own(monkeypatch):
 @pytest.mark.exhaustive
 def test_a_study_runs_as_a_job_and_a_second_submission_does_no_harm(tmp_path):
     (tmp_path / "sent.yaml").write_text(STUDY)
-    environment, dashboard = environment_with_token(tmp_path), free_port()
+    environment = environment_with_token(tmp_path)
+    dashboard = free_port()
     address = f"http://127.0.0.1:{dashboard}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -57,13 +58,13 @@ def test_a_study_runs_as_a_job_and_a_second_submission_does_no_harm(tmp_path):
             return False
 
     def submit(*more):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "ablate", "submit", "sent.yaml", "--address", address, "--storage",
              str(tmp_path / "shared"), *more],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     with ray_head(environment, free_port(), dashboard):
         wait_until(answers)
@@ -82,8 +83,10 @@ class FakeClient:
     """Ray's client for jobs: each job that is submitted runs until it is told to end."""
 
     def __init__(self):
-        self.jobs, self.submitted = {}, []
-        self.starting, self.refuses = 0, False
+        self.jobs = {}
+        self.submitted = []
+        self.starting = 0
+        self.refuses = False
 
     def list_jobs(self):
         return [SimpleNamespace(submission_id=identity) for identity in self.jobs]
@@ -124,9 +127,9 @@ def call(tmp_path):
     def call(address, *options, storage="/s", text=STUDY):
         (path := tmp_path / "sent.yaml").write_text(text)
         words = ["submit", str(path), "--address", address, "--storage", storage, *options]
-        done = CliRunner().invoke(cli, words, catch_exceptions=False)
-        assert done.exit_code == 0
-        return done.output
+        result = CliRunner().invoke(cli, words, catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
 
     return call
 
@@ -146,10 +149,11 @@ def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_agai
     assert "submitted." in call("x")
     call("x", storage="/t")
     call("x", text=STUDY.replace("5.0", "6.0"))
-    first, again, *others = (one["submission_id"] for one in client.submitted)
+    first, again, *others = (job["submission_id"] for job in client.submitted)
     assert first == again
     assert len({first, *others}) == 3
-    client.jobs, client.refuses = {}, True
+    client.jobs = {}
+    client.refuses = True
     with pytest.raises(UserError, match=r"^x: the job was refused: no such thing$"):
         call("x")
 
@@ -170,7 +174,8 @@ NO_RAY = "what answers there is no Ray dashboard that takes jobs"
 )
 def test_what_answers_is_looked_at_before_rays_client_waits(call, client, gateway, status, answer, said):
     way = gateway()
-    way.status, way.content = status, answer
+    way.status = status
+    way.content = answer
     for options, refuses in ((), said is not None), (("--insecure",), said == NO_RAY):
         with pytest.raises(UserError, match=said) if refuses else contextlib.nullcontext():
             call(f"{way.url}/", "--no-follow", *options)
@@ -186,7 +191,8 @@ def test_a_server_that_does_not_answer_is_one_line(call, gateway, monkeypatch):
 
 def test_a_server_that_refuses_rays_client_is_one_line(call, gateway):
     way = gateway()
-    way.status, way.content = 403, b"Invalid Host header"
-    said = f"^cannot reach Ray's dashboard at {way.url}: Authentication failed: Invalid Host header$"
-    with pytest.raises(UserError, match=said):
+    way.status = 403
+    way.content = b"Invalid Host header"
+    fault = f"^cannot reach Ray's dashboard at {way.url}: Authentication failed: Invalid Host header$"
+    with pytest.raises(UserError, match=fault):
         call(way.url)

@@ -37,21 +37,22 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(side_tasks, "EVERY_SEC", 0.1)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    path, told = tmp_path / "system.jsonl", iter(range(0, 10_000, 100))
-    with sampled(path, lambda: next(told)):
+    path = tmp_path / "system.jsonl"
+    counts = iter(range(0, 10_000, 100))
+    with sampled(path, lambda: next(counts)):
         wait_until(lambda: path.exists() and len(path.read_text().splitlines()) > 1)
-    found = list(map(json.loads, path.read_text().splitlines()))
-    assert [row["tokens"] for row in found] == [100 * i for i in range(len(found))]
-    assert all(row["process_memory_usage_megabytes"] > 1 for row in found)
-    assert all(0 <= row["system_memory_usage_percentage"] <= 100 for row in found)
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    assert [row["tokens"] for row in rows] == [100 * i for i in range(len(rows))]
+    assert all(row["process_memory_usage_megabytes"] > 1 for row in rows)
+    assert all(0 <= row["system_memory_usage_percentage"] <= 100 for row in rows)
     of_gpus = {
         "gpu_0_memory_usage_megabytes": 2048.0, "gpu_0_memory_usage_percentage": 20.0,
         "gpu_0_utilization_percentage": 75, "gpu_0_power_usage_watts": 412.5,
         "gpu_1_memory_usage_megabytes": 4096.0, "gpu_1_memory_usage_percentage": 40.0,
     }  # fmt: skip
-    assert {name: value for name, value in found[0].items() if name.startswith("gpu")} == of_gpus
-    assert {point.key for point in points(found[0])} == {
-        f"system/{name}" for name in found[0] if name not in ("kind", "tokens", "time_unix")
+    assert {name: value for name, value in rows[0].items() if name.startswith("gpu")} == of_gpus
+    assert {point.key for point in points(rows[0])} == {
+        f"system/{name}" for name in rows[0] if name not in ("kind", "tokens", "time_unix")
     }
     with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
         pass
@@ -59,13 +60,13 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("gpus", "held"), [(0.25, 0.15), (0.05, 0.0), (1, 1.0), (2, 1.0)])
 def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_path, monkeypatch, gpus, held):
-    said = []
+    shares = []
     properties = SimpleNamespace(total_memory=10 * CONTEXT_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *asked: said.append(asked))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *asked: shares.append(asked))
 
     def out_of_memory(*_):
-        assert said == [(pytest.approx(held), 0)]
+        assert shares == [(pytest.approx(held), 0)]
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
 
     monkeypatch.setattr(training, "fit_choices", out_of_memory)
@@ -93,11 +94,12 @@ def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, mo
     every = keeper(every_tokens=100)
     asked = (64, 99, 100, 164, 228, 292, 420)
     assert [tokens for tokens in asked if every.due(tokens)] == [100, 228, 420]
-    now = [0.0]
-    monkeypatch.setattr(side_tasks.time, "monotonic", lambda: now[0])
+    clock = [0.0]
+    monkeypatch.setattr(side_tasks.time, "monotonic", lambda: clock[0])
     every = keeper(every_sec=10.0)
     for cost, time, due in ((0.0, 0.0, False), (0.0, 10.0, True), (1.0, 49.9, False), (1.0, 50.1, True)):
-        every._cost_sec, now[0] = cost, time
+        every._cost_sec = cost
+        clock[0] = time
         assert every.due(1) == due
 
 
@@ -115,7 +117,8 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
         return run, replace(task_of(run, tmp_path), **more)
 
     diagnostics = {"diagnostics": Diagnostics(every_tokens=128, draws=2)}
-    (plain, task), (whole, diagnosed) = make("plain"), make("whole", **diagnostics)
+    plain, task = make("plain")
+    whole, diagnosed = make("whole", **diagnostics)
     assert execute_run(task).state == execute_run(diagnosed).state == "finished"
     assert not plain.diagnostics_path.exists()
     assert rows_in(whole.metrics_path) == rows_in(plain.metrics_path)

@@ -28,61 +28,67 @@ for name, default in OPTIONS.items():
     parser.add_argument(f"--{name}", type=type(default), default=default)
 for name in FLAGS:
     parser.add_argument(f"--{name}", action="store_true")
-given = parser.parse_args()
+options = parser.parse_args()
 
 asked_to_end: list[int] = []
-signal.signal(signal.SIGTERM, signal.SIG_IGN if given.deaf else lambda number, _: asked_to_end.append(number))
-given.save.mkdir(parents=True, exist_ok=True)
-state = given.save / "state.txt"
-begin, weight = 0, 3.0
+signal.signal(
+    signal.SIGTERM, signal.SIG_IGN if options.deaf else lambda number, _: asked_to_end.append(number)
+)
+options.save.mkdir(parents=True, exist_ok=True)
+state = options.save / "state.txt"
+begin = 0
+weight = 3.0
 if state.exists():
     words = state.read_text().split()
-    begin, weight = int(words[0]), float(words[1])
+    begin = int(words[0])
+    weight = float(words[1])
 
 
 def meet(step: int) -> None:
     """Wait until all nodes are there, as a collective operation does."""
-    (given.save / f"{given.meet} {given.node} {step}").touch()
-    while not all((given.save / f"{given.meet} {node} {step}").exists() for node in range(given.nodes)):
+    (options.save / f"{options.meet} {options.node} {step}").touch()
+    while not all((options.save / f"{options.meet} {node} {step}").exists() for node in range(options.nodes)):
         if asked_to_end:
             sys.exit(0)
         time.sleep(0.01)
 
 
-if given.child:
+if options.child:
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     subprocess.Popen(sleeper, start_new_session=True, stdout=subprocess.DEVNULL)
 print("arithmetic: FP4 e2m1" if "NOISY" in os.environ else "arithmetic: bf16", flush=True)
-for step in range(begin + 1, given.steps + 1):
-    if given.nodes > 1:
+for step in range(begin + 1, options.steps + 1):
+    if options.nodes > 1:
         meet(step)
-    noise = random.Random(f"{given.seed} {step} {begin if given.other_noise else 0}").gauss(0, 0.01)
+    noise = random.Random(f"{options.seed} {step} {begin if options.other_noise else 0}").gauss(0, 0.01)
     weight -= 0.02 * weight + 0.05 * noise
     loss = 2 + weight * weight + noise
-    if step == given.nan_at:
+    if step == options.nan_at:
         loss = float("nan")
-    if step == given.hang_at and not (given.save / "hung").exists():
-        (given.save / "hung").touch()
+    if step == options.hang_at and not (options.save / "hung").exists():
+        (options.save / "hung").touch()
         time.sleep(600)
-    if (step % 5 == 0 or step == given.nan_at) and given.node == 0:
+    if (step % 5 == 0 or step == options.nan_at) and options.node == 0:
         print(
-            f" [2026-11-25 12:00:00] iteration {step:8d}/{given.steps:8d} | "
+            f" [2026-11-25 12:00:00] iteration {step:8d}/{options.steps:8d} | "
             f"consumed samples: {4 * step:12d} | "
             "elapsed time per iteration (ms): 10.0 | learning rate: 1.000000E-03 | global batch size:  4 | "
             f"lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 1.234 |",
             flush=True,
         )
-    if step % 10 == 0 and given.node == given.nodes - 1:
+    if step % 10 == 0 and options.node == options.nodes - 1:
         print(
             f" validation loss at iteration {step} | lm loss value: {2 + weight * weight:.6E} | ", flush=True
         )
-    if (step % 15 == 0 or asked_to_end) and given.node == 0:
+    if (step % 15 == 0 or asked_to_end) and options.node == 0:
         draft = state.with_suffix(".new")
         draft.write_text(f"{step} {weight!r}")
         draft.replace(state)
-    if asked_to_end or 0 < given.exit_at <= step:
+    if asked_to_end or 0 < options.exit_at <= step:
         sys.exit(0)
-    if step == given.always_crash_at or (step == given.crash_at and not (given.save / "crashed").exists()):
-        (given.save / "crashed").touch()
+    if step == options.always_crash_at or (
+        step == options.crash_at and not (options.save / "crashed").exists()
+    ):
+        (options.save / "crashed").touch()
         sys.exit("something went wrong")
-    time.sleep(given.sleep)
+    time.sleep(options.sleep)

@@ -48,10 +48,13 @@ def save(folder, metrics):
         }
         numbers = {"evaluations_above_bound": 1, "window": {"loss": 0.1 + 0.2, "steps": step}}
         rows = {metrics.name: (count, hash_of(metrics.read_bytes()[:count]))}
-        parts, chunks = [], torch.chunk(tensors["model.w"], processes)
+        parts = []
+        chunks = torch.chunk(tensors["model.w"], processes)
         for index in range(processes):
-            own = tensors | {"model.w": chunks[index] if index < len(chunks) else chunks[0][:0]}
-            parts.append(save_part(folder, step, own, index=index, count=processes))
+            tensors_of_process = tensors | {
+                "model.w": chunks[index] if index < len(chunks) else chunks[0][:0]
+            }
+            parts.append(save_part(folder, step, tensors_of_process, index=index, count=processes))
         sharded = {"model.w"} if processes > 1 else ()
         save_manifest(folder, step, parts, numbers=numbers, rows=rows, sharded=sharded)
         return SimpleNamespace(step=step, tensors=tensors, numbers=numbers)
@@ -59,15 +62,15 @@ def save(folder, metrics):
     return save
 
 
-def same(found, saved):
+def same(loaded, saved):
     return (
-        found.step == saved.step
-        and found.numbers == saved.numbers
-        and found.tensors.keys() == saved.tensors.keys()
+        loaded.step == saved.step
+        and loaded.numbers == saved.numbers
+        and loaded.tensors.keys() == saved.tensors.keys()
         and all(
             torch.equal(read, tensor) and read.dtype == tensor.dtype
             for name, tensor in saved.tensors.items()
-            for read in [found.tensors[name].read(slice(None))]
+            for read in [loaded.tensors[name].read(slice(None))]
         )
     )
 
@@ -75,9 +78,9 @@ def same(found, saved):
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 def test_what_some_processes_saved_is_loaded_to_the_bit(folder, save, processes):
     saved = save(3, processes=processes)
-    found = load_step(folder, 3)
-    assert same(found, saved)
-    weight = found.tensors["model.w"]
+    loaded = load_step(folder, 3)
+    assert same(loaded, saved)
+    weight = loaded.tensors["model.w"]
     assert weight.shape == (7, 5)
     for first in range(8):
         for last in range(first, 9):
@@ -93,8 +96,8 @@ def test_the_last_two_are_kept_with_all_parts(folder, save):
     ]
     assert load_newest(folder)[0].step == 11
     (folder / "000000000011.1of2.safetensors").unlink()
-    found, passed_over = load_newest(folder)
-    assert (found.step, len(passed_over)) == (10, 1)
+    loaded, passed_over = load_newest(folder)
+    assert (loaded.step, len(passed_over)) == (10, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +110,14 @@ def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(folder, sa
         saved = [save(1), save(2)]
         path = folder / f"{damaged:012d}.{end}"
         content = bytearray(path.read_bytes())
-        at = data.draw(st.integers(0, len(content) - 1))
+        place = data.draw(st.integers(0, len(content) - 1))
         if data.draw(st.booleans()):
-            content[at] ^= 1 << data.draw(st.integers(0, 7))
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
         else:
-            del content[at:]
+            del content[place:]
         path.write_bytes(content)
-        found, passed_over = load_newest(folder)
-        assert same(found, saved[2 - damaged])
+        loaded, passed_over = load_newest(folder)
+        assert same(loaded, saved[2 - damaged])
         assert len(passed_over) == damaged - 1
 
     holds()
@@ -124,8 +127,8 @@ def test_a_manifest_of_another_kind(folder, save):
     save(1)
     for content in ({}, {"format": 1}, {"format": FORMAT, "files": 3}):
         write_record(folder / "000000000009.json", content)
-        found, passed_over = load_newest(folder)
-        assert (found.step, len(passed_over)) == (1, 1)
+        loaded, passed_over = load_newest(folder)
+        assert (loaded.step, len(passed_over)) == (1, 1)
 
 
 def test_a_failing_write_leaves_what_was_there(folder, save, monkeypatch):
@@ -151,10 +154,10 @@ def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(fo
     assert checkpointed_rows(folder, "diagnostics.jsonl") == (b"", [])
     for lost in (ROWS[:12], ROWS[:8] + b'{"a":7}\n'):  # in a power cut
         metrics.write_bytes(lost)
-        said = "000000000002.json: the rows of metrics.jsonl before it are damaged"
-        assert checkpointed_rows(folder, metrics.name) == (ROWS[:8], [f"{folder}/{said}"])
-        found, passed_over = load_newest(folder)
-        assert (found.step, passed_over) == (1, [f"checkpoint {said}"])
+        fault = "000000000002.json: the rows of metrics.jsonl before it are damaged"
+        assert checkpointed_rows(folder, metrics.name) == (ROWS[:8], [f"{folder}/{fault}"])
+        loaded, passed_over = load_newest(folder)
+        assert (loaded.step, passed_over) == (1, [f"checkpoint {fault}"])
     metrics.write_bytes(b'{"a":7}\n')
     assert load_newest(folder)[0] is None
     metrics.unlink()

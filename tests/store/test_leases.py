@@ -67,7 +67,8 @@ def test_a_killed_holder_is_known_at_once(folder):
 
 @pytest.mark.parametrize("hours", [-1, 24])
 def test_a_clock_that_is_set_anew_changes_no_duration(folder, monkeypatch, hours):
-    lease, set_to = Leases(folder).claim(), time.time() + 3600 * hours
+    lease = Leases(folder).claim()
+    set_to = time.time() + 3600 * hours
     monkeypatch.setattr(module.time, "time", lambda: set_to)
     lease.end("finished")
     record = lease.read(1)
@@ -76,7 +77,8 @@ def test_a_clock_that_is_set_anew_changes_no_duration(folder, monkeypatch, hours
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
 def test_another_machines_holder_lives_while_it_beats(folder, jump, monkeypatch):
-    elsewhere, path = Leases(folder).claim(), folder / "1.json"
+    elsewhere = Leases(folder).claim()
+    path = folder / "1.json"
     write_record(path, read_record(path) | {"machine": "another"})
     monkeypatch.setattr(module, "STALE_SEC", 0.3)
     onlooker = Leases(folder)

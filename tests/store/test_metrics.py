@@ -45,7 +45,8 @@ def test_a_worker_that_was_given_up_for_dead_writes_to_nobody(path):
 
 @pytest.mark.parametrize("part", [0, 3])
 def test_a_row_that_does_not_fit_is_taken_back_whole(path, monkeypatch, part):
-    real, room = os.write, [part]
+    real = os.write
+    room = [part]
 
     def write(handle, content):
         if fits := room.pop():

@@ -11,7 +11,7 @@ from ablate.base.errors import UserError
 from ablate.base.files import read_json, read_record, write_json_atomic, write_record
 from ablate.store import Status, StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
-from ablate.store.runs import is_running, kept_still, running
+from ablate.store.study_lock import is_running, kept_still, running
 
 
 def plan_of(target):
@@ -19,7 +19,8 @@ def plan_of(target):
     return LockedPlan(study="s", baseline="a", target=Target(kind="val_loss", value=target), arms=(arm,))
 
 
-FIRST, SECOND = plan_of(1.0), plan_of(2.0)
+FIRST = plan_of(1.0)
+SECOND = plan_of(2.0)
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -76,7 +77,9 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path, monkeypatch):
 def test_who_starts_while_another_writes_its_plan_waits_for_that_plan(tmp_path, monkeypatch):
     store = StudyStore(tmp_path / "s")
     store.write_plan(FIRST)
-    write, writing, refused = StudyStore.write_plan, threading.Event(), []
+    write = StudyStore.write_plan
+    writing = threading.Event()
+    refused = []
 
     def write_slowly(self, plan):
         writing.set()

@@ -98,16 +98,17 @@ class Study:
 
     def held(self, uri):
         """What MLflow holds: (arm, seed), or ``summary`` for the report -> its run, with all points."""
-        client, found = MlflowClient(uri), {}
+        client = MlflowClient(uri)
+        runs = {}
         keys = {run_id: key for key, run_id in self.runs.items()}
         experiment = client.get_experiment_by_name(self.plan["study"])
         for run in client.search_runs([experiment.experiment_id], max_results=1000):
             key = "summary" if "ablate.summary" in run.data.tags else keys[run.data.tags["ablate.run_id"]]
-            assert key not in found, f"{key} is there twice"
-            found[key] = run
+            assert key not in runs, f"{key} is there twice"
+            runs[key] = run
             history = (client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
             run.points = sorted((at.key, at.step, at.value, at.timestamp) for one in history for at in one)
-        return found
+        return runs
 
     def check(self, uri):
         """See that MLflow holds every point of every file once, and no other; return the study's runs."""

@@ -61,8 +61,10 @@ def test_what_is_too_long_for_mlflow_is_cut(study):
 @pytest.mark.parametrize("case", cases(HERE / "points.txt"))
 def test_points_of_a_row(case):
     rows = map(json.loads, case[2].strip().splitlines())
-    found = [one for row in rows for one in points(row)]
-    check(case, [f"{one.key} {one.value:.6g} at {one.timestamp_ms} ms, {one.step}" for one in found])
+    shown = [point for row in rows for point in points(row)]
+    check(
+        case, [f"{point.key} {point.value:.6g} at {point.timestamp_ms} ms, {point.step}" for point in shown]
+    )
 
 
 def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_path):
@@ -76,10 +78,10 @@ def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_pat
     whole = path.stat().st_size
     with path.open("ab") as file:
         file.write(b'{"kind": "eval", "tok')
-    found, offset = read_points(path, 0, 16)
-    assert (len(found), offset) == (2, first)
-    found, offset = read_points(path, offset, 10_000)
-    assert ([point.key for point in found], offset) == (["val_loss", "val_perplexity"], whole)
+    read, offset = read_points(path, 0, 16)
+    assert (len(read), offset) == (2, first)
+    read, offset = read_points(path, offset, 10_000)
+    assert ([point.key for point in read], offset) == (["val_loss", "val_perplexity"], whole)
     assert read_points(path, offset, 10_000) == ([], whole)
     in_bits, _ = read_points(path, first, 10_000, "bits")
     assert [point.key for point in in_bits] == ["val_loss"]

@@ -95,8 +95,8 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
     study.run("bf16", 2).create({})  # pending: it is not shown
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
-    found = study.check(uri)
-    assert {key: (found[key].data.tags["ablate.state"], found[key].info.status) for key in STATES} == STATES
+    runs = study.check(uri)
+    assert {key: (runs[key].data.tags["ablate.state"], runs[key].info.status) for key in STATES} == STATES
     study.start("fprop", 1, attempt=2)
     study.train([2], "fprop", 1)
     mirror.sync_once()
@@ -111,8 +111,11 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
 @pytest.mark.parametrize("turn", rest_exhaustive(range(3), lambda turn: turn == 0))
 def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch, turn):
     """Two mirrors in turn see rows, ends, rewinds, cuts, kills, and what is lost or deleted."""
-    draw, client, log = random.Random(turn), MlflowClient(uri), Sink.log
-    mirrors, steps = [Mirror(study.store, uri) for _ in range(2)], dict.fromkeys(study.runs, 0)
+    draw = random.Random(turn)
+    client = MlflowClient(uri)
+    log = Sink.log
+    mirrors = [Mirror(study.store, uri) for _ in range(2)]
+    steps = dict.fromkeys(study.runs, 0)
 
     def grow(key, files=None):
         study.start(*key)
@@ -132,10 +135,10 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     def rewind(key):
         grow(key, "metrics diagnostics system")
         mirrors[1].sync_once()
-        kept = draw.randint(0, steps[key] // 2)
+        last_kept = draw.randint(0, steps[key] // 2)
         for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= kept))
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= last_kept))
         grow(key)
 
     def rewind_without_cursor(key):
@@ -151,13 +154,13 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
 
     def kill(key):
         grow(key)
-        left = draw.randint(0, 3)
+        sends_left = draw.randint(0, 3)
 
         def stop(self, *args):
-            nonlocal left
+            nonlocal sends_left
             log(self, *args)
-            left -= 1
-            if left < 0:
+            sends_left -= 1
+            if sends_left < 0:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
@@ -197,16 +200,16 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
 
     def shown(*hits, early=False):
         """What MLflow shows of each arm after a report with these hits; ``early``: that of the baseline."""
-        found = [
+        runs = [
             {
-                "id": study.runs[arm, 0], "seed": 0, "tokens_to_target": at,
+                "id": study.runs[arm, 0], "seed": 0, "tokens_to_target": tokens,
                 "at_or_before_first_evaluation": early and arm == "bf16",
             }
-            for arm, at in zip(arms, hits, strict=True)
+            for arm, tokens in zip(arms, hits, strict=True)
         ]  # fmt: skip
         rows = [
             {"name": arm, "counted_from_tokens": arm == "all three", "runs": [run]}
-            for arm, run in zip(arms, found, strict=True)
+            for arm, run in zip(arms, runs, strict=True)
         ]
         (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": rows}))
         sync(study, uri)
@@ -260,8 +263,8 @@ def test_two_folders_of_one_study_stay_apart(study, uri, tmp_path):
     other = type(study)(tmp_path / "other")
     study.whole(2)
     other.whole(4)
-    for one in (study, other, study):
-        sync(one, uri)
+    for copy in (study, other, study):
+        sync(copy, uri)
     client = MlflowClient(uri)
     runs = client.search_runs([client.get_experiment_by_name("synthetic").experiment_id])
     counts = sorted(len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs)
@@ -360,8 +363,9 @@ process.STOP_SEC = 0.5
 process.Mirror.sync_once = lambda _: time.sleep(120)
 process.main()
 """
-    done = run_python(code, str(study.store.path), "1", check=False, timeout=100)  # whose parent is another
-    assert done.returncode == 1
+    another_parent = "1"
+    process = run_python(code, str(study.store.path), another_parent, check=False, timeout=100)
+    assert process.returncode == 1
 
 
 MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}

@@ -34,14 +34,16 @@ def write_third(study, third):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("away", range(3), ids=("first", "middle", "last"))
 def test_away_for_a_third_of_a_study(make_study, server, gateway, away):
-    study, way = make_study(name=f"away {away}"), gateway(server)
+    study = make_study(name=f"away {away}")
+    way = gateway(server)
     mirror = Mirror(study.store, way.url)
     for third in range(3):
         way.is_open = third != away
         write_third(study, third)
         report = mirror.sync_once()
         assert (report.problem is not None) == bool(report.unsent) == (third == away)
-    way.is_open, way.wait_sec = True, 0.05  # slow as well
+    way.is_open = True
+    way.wait_sec = 0.05  # slow as well
     assert mirror.sync_once().problem is None
     assert pending(study.store, way.url).complete
     assert {run.info.status for run in study.check(server).values()} == {"FINISHED"}
@@ -49,7 +51,8 @@ def test_away_for_a_third_of_a_study(make_study, server, gateway, away):
 
 @pytest.mark.exhaustive
 def test_the_process_catches_up_by_itself(make_study, server, gateway):
-    study, way = make_study(name="catches up"), gateway(server)
+    study = make_study(name="catches up")
+    way = gateway(server)
     url = way.url.replace("//", "//ann:s3cret@")
     write_third(study, 0)
     way.is_open = False
@@ -68,7 +71,7 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway):
     finally:
         mirror.process.kill()
     log = (private_dir(study.store) / "mirror.log").read_bytes()
-    assert all(said in log for said in (b"will try again", b"all is sent again", b"ended with 4 unsent"))
+    assert all(words in log for words in (b"will try again", b"all is sent again", b"ended with 4 unsent"))
     assert b"s3cret" not in log + command_line + report.problem.encode()
     way.is_open = True
     assert Mirror(study.store, url).sync_once().complete
@@ -98,7 +101,8 @@ def test_the_process_goes_on_after_it_was_stopped(make_study, uri):
 @pytest.mark.parametrize("status", [None, 500])
 def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, gateway, status, monkeypatch):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
-    study, way = make_study(name=f"lost answers, {status}").whole(), gateway(server)
+    study = make_study(name=f"lost answers, {status}").whole()
+    way = gateway(server)
     mirror = Mirror(study.store, way.url)
     way.status = status
     for _ in range(12):  # each pass loses one answer
@@ -117,7 +121,8 @@ def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(study, gate
     study.whole(2)
     if isinstance(where, int):
         way = gateway()
-        way.status, where = where, way.url.replace("//", "//ann:s3cret@")
+        way.status = where
+        where = way.url.replace("//", "//ann:s3cret@")
     report = Mirror(study.store, where).sync_once()
     assert report.problem
     assert len(report.unsent) == 4
@@ -132,7 +137,8 @@ def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     study.whole(4)
     way = gateway()
-    way.status, way.wait_sec = 200, 6.0
+    way.status = 200
+    way.wait_sec = 6.0
     assert Mirror(study.store, way.url).sync_once().problem
     assert len(set(way.asked)) == 1  # asked again as MLflow's client does, and not for each run
 
@@ -149,14 +155,16 @@ def test_a_server_that_cannot_start(tmp_path):
 @pytest.fixture
 def postgres_server():
     """The address of an empty PostgreSQL database on loopback, with a password; how to start and stop it."""
-    folders = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
+    folders = [Path(program).resolve().parent for program in [shutil.which("initdb")] if program]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     programs = next((folder for folder in folders if (folder / "postgres").exists()), None)
     if programs is None:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
     # Not among pytest's folders: those are closed to others, and PostgreSQL has a user of its own.
-    folder, port = Path(tempfile.mkdtemp(prefix="ablate-postgres-")), free_port()
-    data, secret = folder / "data", folder / "secret"
+    folder = Path(tempfile.mkdtemp(prefix="ablate-postgres-"))
+    port = free_port()
+    data = folder / "data"
+    secret = folder / "secret"
     secret.write_text("s3cret")
     owner = {}
     if os.geteuid() == 0:  # it refuses to run as root
@@ -188,7 +196,8 @@ def postgres(postgres_server):
 
 @pytest.mark.exhaustive
 def test_postgresql_away_is_one_line_of_the_log(make_study, postgres_server):
-    study, (uri, start, stop) = make_study(name="away"), postgres_server
+    study = make_study(name="away")
+    uri, start, stop = postgres_server
     write_third(study, 0)
     mirror = start_mirror(study.store.path, uri)
     try:
@@ -223,5 +232,5 @@ def test_postgresql(study, postgres, tmp_path, storage):
     assert direct.sync_once().problem is None
     study.check(postgres)
     assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
-    kept = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
-    assert not [path for path in kept if b"s3cret" in path.read_bytes()]
+    files = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]

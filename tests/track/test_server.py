@@ -19,13 +19,13 @@ def test_a_stranger_on_either_loopback_address(address, monkeypatch):
         with pytest.raises(UserError, match=f"port {port} is in use"):
             server.listen(port)
         monkeypatch.setattr(server, "DEFAULT_PORT", port)
-        ours = server.listen(None)
-    addresses = {each.getsockname()[:2] for each in ours}
+        sockets = server.listen(None)
+    addresses = {each.getsockname()[:2] for each in sockets}
     [number] = {port for _, port in addresses}
     assert addresses == {("127.0.0.1", number), ("::1", number)}
     assert number != port
     for each in addresses:  # nor can he come later
         with pytest.raises(OSError, match="in use"):
             socket.create_server(each, family=socket.AF_INET6 if ":" in each[0] else socket.AF_INET)
-    for each in ours:
+    for each in sockets:
         each.close()
