@@ -20,7 +20,7 @@ from ablate.store import END_STATES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.plan.plan import Plan, StudyProgress
+    from ablate.plan.plan import Plan, PlannedArm, StudyProgress
 
 FLOPS_PER_CPU_CORE = 60e9
 FLOPS_PER_GPU = 100e12
@@ -58,45 +58,29 @@ class PlanCosts:
 
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     """Estimate a plan's costs on a machine with this many CPU cores."""
-    speeds = progress.tokens_per_sec
-    modelled, measured = {}, {}
-    for arm in plan.arms:
-        training, resources = arm.config.training, arm.resources
-        # A forward pass costs a third of a step.
-        evaluations = arm.batches.evals * len(evaluated_in(arm.config))
-        work = arm.batches.tokens + evaluations * training.eval_tokens / 3
-        # The time of a model of unknown size is known only up to a factor.
-        flops = work * (1 if arm.size is None else arm.size.flops_per_token)
-        rate = resources.num_gpus * FLOPS_PER_GPU or resources.cpus * FLOPS_PER_CPU_CORE
-        modelled[arm.name] = flops / (rate * resources.devices_per_run)
-        if arm.name in speeds:
-            measured[arm.name] = work / speeds[arm.name]
-    is_known = {arm.name: arm.size is not None for arm in plan.arms}
-    scales = {True: 1.0}
-    for kind in (True, False):
-        if ratios := [took / modelled[name] for name, took in measured.items() if is_known[name] == kind]:
-            scales[kind] = median_high(ratios)
-    told = (name for name in modelled if is_known[name] in scales)
-    run_seconds = {name: modelled[name] * scales[is_known[name]] for name in told} | measured
+    modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
+    measured = {
+        arm.name: _work(arm) / progress.tokens_per_sec[arm.name]
+        for arm in plan.arms
+        if arm.name in progress.tokens_per_sec
+    }
+    run_seconds = _scaled(plan, modelled, measured) | measured
     unmeasured: Ground = "scaled" if measured else "modelled"
-    shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
     ground: dict[str, Ground] = {name: "measured" if name in measured else unmeasured for name in run_seconds}
-    storage = 0
-    longest = cpu_work = gpu_work = 0.0
-    is_told = True
+    shared = shared_tokens(plan, lambda run_id: progress.state(run_id) not in END_STATES)
+    longest = 0.0
+    cpu_work = 0.0
+    gpu_work = 0.0
+    is_known = True
     for arm in plan.arms:
-        resources, tokens = arm.resources, arm.batches.tokens
-        weights = 0 if arm.size is None or not plan.keep_weights else arm.size.parameters
-        each = 2 if arm.config.training.master_weights == "bf16" else 4
-        rows = arm.batches.metric_rows * _BYTES_PER_ROW
-        storage += len(arm.runs) * (_BYTES_PER_RUN + rows + each * weights)
         to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
         if not to_do:
             continue
-        is_told = is_told and arm.name in run_seconds
+        is_known = is_known and arm.name in run_seconds
         seconds = run_seconds.get(arm.name, 0.0)
-        work = sum(1 - shared.get(run_id, 0) / tokens for run_id in to_do) * seconds
+        work = sum(1 - shared.get(run_id, 0) / arm.batches.tokens for run_id in to_do) * seconds
         longest = max(longest, seconds)
+        resources = arm.resources
         if resources.num_gpus >= 1:
             gpu_work += work
         elif resources.num_gpus:
@@ -105,20 +89,57 @@ def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
             gpu_work += work * max(resources.num_gpus, alone / seconds if seconds else 0.0)
         else:
             cpu_work += work * min(1.0, resources.cpus * resources.devices_per_run / cores)
+    wall_seconds = None
+    if is_known:
+        wall_seconds = max(longest, cpu_work, gpu_work) + START_SEC if longest else 0.0
     return PlanCosts(
         run_seconds=run_seconds,
         ground=ground,
-        wall_seconds=(longest and max(longest, cpu_work, gpu_work) + START_SEC) if is_told else None,
+        wall_seconds=wall_seconds,
         cores=cores,
         uses_gpu=any(arm.resources.num_gpus for arm in plan.arms),
-        storage_bytes=storage,
+        storage_bytes=sum(_storage_bytes(arm, keep_weights=plan.keep_weights) for arm in plan.arms),
         shared_tokens=shared,
     )
 
 
+def _work(arm: PlannedArm) -> float:
+    """Return the tokens that a run trains, and those of its evaluations at a third: a forward pass alone."""
+    evaluations = arm.batches.evals * len(evaluated_in(arm.config))
+    return arm.batches.tokens + evaluations * arm.config.training.eval_tokens / 3
+
+
+def _modelled_seconds(arm: PlannedArm) -> float:
+    """Model a run's time; that of a model of unknown size up to a factor."""
+    flops = _work(arm) * (1 if arm.size is None else arm.size.flops_per_token)
+    resources = arm.resources
+    rate = resources.num_gpus * FLOPS_PER_GPU or resources.cpus * FLOPS_PER_CPU_CORE
+    return flops / (rate * resources.devices_per_run)
+
+
+def _scaled(plan: Plan, modelled: dict[str, float], measured: dict[str, float]) -> dict[str, float]:
+    """Scale modelled times by the model's error on measured arms; without times that nothing tells."""
+    scaled = {}
+    for has_size in (True, False):
+        names = [arm.name for arm in plan.arms if (arm.size is not None) == has_size]
+        ratios = [measured[name] / modelled[name] for name in names if name in measured]
+        if ratios or has_size:
+            scale = median_high(ratios) if ratios else 1.0
+            scaled.update({name: modelled[name] * scale for name in names})
+    return {arm.name: scaled[arm.name] for arm in plan.arms if arm.name in scaled}
+
+
+def _storage_bytes(arm: PlannedArm, *, keep_weights: bool) -> int:
+    run_bytes = _BYTES_PER_RUN + arm.batches.metric_rows * _BYTES_PER_ROW
+    if keep_weights and arm.size is not None:
+        bytes_per_weight = 2 if arm.config.training.master_weights == "bf16" else 4
+        run_bytes += bytes_per_weight * arm.size.parameters
+    return len(arm.runs) * run_bytes
+
+
 def shared_tokens(plan: Plan, is_asked_for: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
     """Count, by run id, the first tokens that another run trains for it, among the runs asked for."""
-    runs = (one for one in configured_runs(plan) if is_asked_for(one[0]))
+    runs = [run for run in configured_runs(plan) if is_asked_for(run[0])]
     return {run_id: prefix.tokens for run_id, prefix in shared_prefixes(runs).items()}
 
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ablate.base.errors import Problem, UserError, likely
@@ -28,7 +27,7 @@ from ablate.run.command import Command, digest_of
 from ablate.study.checks import layer_misfits, phase_misfits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ablate.models.custom_models import Outline
     from ablate.plan.plan import PlannedArm
@@ -57,36 +56,48 @@ class OwnCode:
         Raises:
             UserError: there is no such code or model, it cannot be built, or it does not fit the recipe.
         """
-        model, parts = arm.model, []
-        if model.hf is not None:
-            from ablate.data.hub import hf_digest
-
-            with self._at(arm, "model"):
-                parts.append(hf_digest(model))
-        for part, code in (("model", model.function), ("trainer", arm.trainer)):
-            if code is not None:
-                with self._at(arm, part):
-                    parts.append(digest_of(code) if isinstance(code, Command) else self._code(code))
-        digest = hashlib.sha256(" ".join(parts).encode()).hexdigest() if parts else None
+        digest = self._digest(arm)
+        model = arm.model
         if model.is_built_in:
             return digest, None
-        key = model, vocab_size, arm.training.seq_len
+        key = (model, vocab_size, arm.training.seq_len)
         if key not in self._outlines:
             from ablate.models.custom_models import outline
 
             with self._at(arm, "model"):
-                self._outlines[key] = outline(model, vocab_size=vocab_size, seq_len=key[2])
-        found = self._outlines[key]
-        unreached = coverage_faults(arm.recipe, found.matrices, allow=model.allow)
-        misfits = (
-            *layer_misfits(arm.recipe, found.layers),
+                self._outlines[key] = outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)
+        outlined = self._outlines[key]
+        self._refuse(arm, "allow", coverage_faults(arm.recipe, outlined.matrices, allow=model.allow))
+        misfits = [
+            *layer_misfits(arm.recipe, outlined.layers),
             *phase_misfits(arm.recipe, arm.training.tokens),
-        )
-        for part, faults in (("allow", unreached), ("recipe", [one[:2] for one in misfits])):
+        ]
+        self._refuse(arm, "recipe", [(misfit.what, misfit.hint) for misfit in misfits])
+        return digest, outlined
+
+    def _digest(self, arm: ResolvedArm) -> str | None:
+        digests = []
+        if arm.model.hf is not None:
+            from ablate.data.hub import hf_digest
+
+            with self._at(arm, "model"):
+                digests.append(hf_digest(arm.model))
+        if arm.model.function is not None:
+            with self._at(arm, "model"):
+                digests.append(self._code(arm.model.function))
+        if isinstance(arm.trainer, Command):
+            with self._at(arm, "trainer"):
+                digests.append(digest_of(arm.trainer))
+        elif arm.trainer is not None:
+            with self._at(arm, "trainer"):
+                digests.append(self._code(arm.trainer))
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
+
+    def _refuse(self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]) -> None:
+        problems = [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]
+        if problems:
             with self._at(arm, part):
-                if said := [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]:
-                    raise UserError(*said)
-        return digest, found
+                raise UserError(*problems)
 
     @contextmanager
     def _at(self, arm: ResolvedArm, part: str) -> Iterator[None]:
@@ -94,9 +105,12 @@ class OwnCode:
         try:
             yield
         except UserError as error:
-            study, at = self._study, self._study.where(arm, part)
-            placed = (one if one.file else study.problem(at, one.what, one.hint) for one in error.problems)
-            raise UserError(*placed) from error
+            place = self._study.where(arm, part)
+            problems = [
+                problem if problem.file else self._study.problem(place, problem.what, problem.hint)
+                for problem in error.problems
+            ]
+            raise UserError(*problems) from error
 
 
 def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
@@ -107,16 +121,16 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     """
     if study.diagnostics is None:
         return
-    found = []
+    problems = []
     known = list(dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers))
     patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
             what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            found.append(study.problem(("diagnostics", "layers", index), what, hint))
-    if found:
-        raise UserError(*found)
+            problems.append(study.problem(("diagnostics", "layers", index), what, hint))
+    if problems:
+        raise UserError(*problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,29 +149,43 @@ class LayerGroup:
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
 def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int) -> list[LayerGroup]:
     """Group a model's layers by recipe, over the whole budget, and by role, in the order of the model."""
-    by_text: dict[str, dict[str | None, list[LayerPlace]]] = {}
+    members: dict[tuple[str, str | None], list[LayerPlace]] = {}
     for place in layer_places(layers).values():
-        phases = phases_of(recipe, place)
-        texts = [(phase.start(total_tokens), describe_layer(phase.recipe)) for phase in phases]
-        text = ", ".join(f"from token {start:,}: {what}" if start else what for start, what in texts)
-        by_text.setdefault(text, {}).setdefault(place.role, []).append(place)
-    return [
-        LayerGroup(names=_with_ranges(members), count=len(members), recipe=text, role=role)
-        for text, by_role in by_text.items()
-        for role, members in by_role.items()
+        members.setdefault((_recipe_text(recipe, place, total_tokens), place.role), []).append(place)
+    texts = list(dict.fromkeys(text for text, _ in members))
+    groups = [
+        LayerGroup(names=_with_ranges(places), count=len(places), recipe=text, role=role)
+        for (text, role), places in members.items()
     ]
+    return sorted(groups, key=lambda group: texts.index(group.recipe))
+
+
+def _recipe_text(recipe: Recipe, place: LayerPlace, total_tokens: int) -> str:
+    texts = []
+    for phase in phases_of(recipe, place):
+        start = phase.start(total_tokens)
+        text = describe_layer(phase.recipe)
+        texts.append(f"from token {start:,}: {text}" if start else text)
+    return ", ".join(texts)
 
 
 def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
     """Name layers by kind, blocks as ranges, experts in short: ``blocks.0-3.ffn.experts.*.down``."""
-    kinds: dict[str, set[int]] = {}
+    blocks_of: dict[str, set[int]] = {}
     for place in members:
         kind = _NUMBER.sub("*", _NUMBER.sub("{}", place.name, count=1))  # the first is the block
-        kinds.setdefault(kind, set()).update(() if place.block is None else (place.block,))
-    names = []
-    for kind, blocks in kinds.items():
-        by_gap = groupby(enumerate(sorted(blocks)), key=lambda pair: pair[1] - pair[0])
-        runs = [list(run) for _, run in by_gap]
-        spans = (f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
-        names.append(kind.format(",".join(spans)))
-    return tuple(names)
+        blocks = blocks_of.setdefault(kind, set())
+        if place.block is not None:
+            blocks.add(place.block)
+    return tuple(kind.format(_ranges(sorted(blocks))) for kind, blocks in blocks_of.items())
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Write numbers as ranges: ``0-3,5``."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)

@@ -35,7 +35,7 @@ _FEWEST_EVALS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class PilotRun:
     """The evaluations of one run of the baseline."""
 
     seed: int
@@ -107,32 +107,26 @@ class Advice:
 
 
 def advise(
-    plan: Plan, curves: Sequence[Curve], progress: StudyProgress, *, cores: int, emulated: bool = False
+    plan: Plan, runs: Sequence[PilotRun], progress: StudyProgress, *, cores: int, emulated: bool = False
 ) -> Advice:
     """Say what the baseline's runs mean for the study.
 
     ``progress``: with all known speeds of arms; ``emulated``: whether an arm was emulated.
     """
     base = plan.arm(plan.baseline)
-    own = take = None
-    why_not: str | None = None
-    for curve in reversed(curves):
-        if curve.diverged:
-            why_not = f"seed {curve.seed} diverged: lower the learning rate, or warm up longer"
-        elif len(curve.tokens) < _FEWEST_EVALS:
-            why_not = f"seed {curve.seed} has {len(curve.tokens)} evaluations: evaluate more often"
+    own: Reached | None = None
+    take: Reached | None = None
+    why_not = _without_advice(runs)
     if why_not is None:
-        own = None if plan.target is None else _reached(plan, base, curves, plan.target.val_loss)
-        take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, curves)
+        if plan.target is not None:
+            own = _reached(plan, base, runs, plan.target.val_loss)
+        take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, runs)
         if take is None:
             why_not = "the runs do not fall steadily below a guess: train longer, or at another learning rate"
     spread: Spread | None = None
     needed: tuple[SeedsFor, ...] = ()
     if take is not None:
-        first, second = take.tokens.values()
-        runs = abs(math.log(first / second)) / math.sqrt(2)
-        paired = max(SPREAD, PAIRED * runs)
-        spread = Spread(runs=runs, pairs=paired if plan.paired_seeds else math.sqrt(2) * paired / PAIRED)
+        spread = _spread(take, is_paired=plan.paired_seeds)
         needed = tuple(_needed(plan, spread.pairs, progress, cores))
     speeds = progress.tokens_per_sec
     return Advice(
@@ -153,19 +147,39 @@ def advise(
     )
 
 
-def _reached(plan: Plan, base: PlannedArm, curves: Sequence[Curve], loss: float) -> Reached | None:
+def _without_advice(runs: Sequence[PilotRun]) -> str | None:
+    """Return why the runs say nothing; None if they do."""
+    for run in runs:
+        if run.diverged:
+            return f"seed {run.seed} diverged: lower the learning rate, or warm up longer"
+        if len(run.tokens) < _FEWEST_EVALS:
+            return f"seed {run.seed} has {len(run.tokens)} evaluations: evaluate more often"
+    return None
+
+
+def _spread(reached: Reached, *, is_paired: bool) -> Spread:
+    first, second = reached.tokens.values()
+    over_runs = abs(math.log(first / second)) / math.sqrt(2)
+    over_pairs = max(SPREAD, PAIRED * over_runs)
+    return Spread(runs=over_runs, pairs=over_pairs if is_paired else math.sqrt(2) * over_pairs / PAIRED)
+
+
+def _reached(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun], loss: float) -> Reached | None:
     """Count as the report does when the runs reach a loss; None if one of them does not."""
     origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
     spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
-    found: dict[int, float] = {}
-    for curve in curves:
-        at = {"tokens": curve.tokens, "loss": curve.val_loss}
-        (end,) = outcomes(seed=curve.seed, targets=(loss,), rule=rule, fit=LocalFit(**at, spans=spans), **at)
-        if not (end := end.after(origin)).exact:
+    tokens: dict[int, float] = {}
+    for run in runs:
+        fit = LocalFit(tokens=run.tokens, loss=run.val_loss, spans=spans)
+        (outcome,) = outcomes(
+            tokens=run.tokens, loss=run.val_loss, seed=run.seed, targets=(loss,), rule=rule, fit=fit
+        )
+        outcome = outcome.after(origin)
+        if not outcome.exact:
             return None
-        found[curve.seed] = end.high
-    return Reached(val_loss=loss, tokens=found, room=(end_of_all - origin) / max(found.values()) - 1)
+        tokens[run.seed] = outcome.high
+    return Reached(val_loss=loss, tokens=tokens, room=(end_of_all - origin) / max(tokens.values()) - 1)
 
 
 def _counted(base: PlannedArm) -> tuple[int, int]:
@@ -173,33 +187,43 @@ def _counted(base: PlannedArm) -> tuple[int, int]:
     return 0 if base.fork is None else base.fork.tokens, decay_begins(base.config.training) or base.tokens
 
 
-def _target(plan: Plan, base: PlannedArm, curves: Sequence[Curve]) -> Reached | None:
+def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached | None:
     """Return the loss of the slower run at 0.7 of the budget, or earlier if that is no crossing."""
     origin, end = _counted(base)
     for share in SHARES:
-        at = math.log(origin + share * (end - origin))
-        there = (float(np.interp(at, np.log(curve.tokens), curve.val_loss)) for curve in curves)
-        loss = math.ceil(max(there) * 1000) / 1000
-        if loss < math.log(base.config.vocab_size) and (found := _reached(plan, base, curves, loss)):
-            return found
+        log_tokens = math.log(origin + share * (end - origin))
+        losses = [float(np.interp(log_tokens, np.log(run.tokens), run.val_loss)) for run in runs]
+        loss = math.ceil(max(losses) * 1000) / 1000
+        if loss < math.log(base.config.vocab_size):
+            reached = _reached(plan, base, runs, loss)
+            if reached is not None:
+                return reached
     return None
 
 
 def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> Iterator[SeedsFor]:
+    """Yield how many seeds find each size of effect, and how long the study takes with them."""
     arms = max(1, len(plan.arms) - 1)
-    found = {
-        n: cost_found(n, arms, moderated=plan.is_moderated, spread=spread) for n in range(2, MOST_SEEDS + 1)
+    costs = {
+        seeds: cost_found(seeds, arms, moderated=plan.is_moderated, spread=spread)
+        for seeds in range(2, MOST_SEEDS + 1)
     }
     for cost in COSTS:
-        seeds = next((n for n, least in found.items() if least is not None and least <= cost), None)
-        seconds = None
-        if seeds is not None:
-            arms_then = []
-            for arm in plan.arms:  # runs beyond the planned ones are still to do
-                more = (LockedRun(id=f"{arm.name} {n}", seed=n) for n in range(len(arm.runs), seeds))
-                arms_then.append(replace(arm, runs=(*arm.runs[:seeds], *more)))
-            seconds = estimate(replace(plan, arms=tuple(arms_then)), progress, cores=cores).wall_seconds
-        yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
+        enough = [seeds for seeds, least in costs.items() if least is not None and least <= cost]
+        if not enough:
+            yield SeedsFor(cost=cost, seeds=None, seconds=None)
+            continue
+        seconds = estimate(_with_seeds(plan, enough[0]), progress, cores=cores).wall_seconds
+        yield SeedsFor(cost=cost, seeds=enough[0], seconds=seconds)
+
+
+def _with_seeds(plan: Plan, seeds: int) -> Plan:
+    """Return the plan with so many seeds; runs beyond the planned ones are still to do."""
+    arms = []
+    for arm in plan.arms:
+        more = [LockedRun(id=f"{arm.name} {seed}", seed=seed) for seed in range(len(arm.runs), seeds)]
+        arms.append(replace(arm, runs=(*arm.runs[:seeds], *more)))
+    return replace(plan, arms=tuple(arms))
 
 
 def with_target(text: str, line: int, target: Reached, unit: str) -> str | None:
@@ -212,6 +236,6 @@ def with_target(text: str, line: int, target: Reached, unit: str) -> str | None:
     if key != "target" or rest.partition("#")[0].strip() not in ("", "null", "~"):
         return None
     tokens = " and ".join(f"{tokens:,.0f}" for tokens in target.tokens.values())
-    said = f"{unit}; two runs of the baseline reach it after {tokens} tokens (ablate pilot)"
-    lines[line - 1] = f"target: {{val_loss: {target.val_loss:g}}}  # {said}\n"
+    comment = f"{unit}; two runs of the baseline reach it after {tokens} tokens (ablate pilot)"
+    lines[line - 1] = f"target: {{val_loss: {target.val_loss:g}}}  # {comment}\n"
     return "".join(lines)

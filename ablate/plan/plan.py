@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.run.config import ArmConfig, ResourcesConfig, RunConfig
     from ablate.run.diagnostics import Diagnostics
     from ablate.run.schedule import StepPlan
-    from ablate.store import State, StudyStore
+    from ablate.store import RunDir, State, StudyStore
     from ablate.study.search_space import Tune
 
 _MEASURED_RUNS_PER_ARM = 3
@@ -85,8 +85,10 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
     """Make the runs of an arm; their ids are empty if the data are missing."""
-    texts = run_ids(config, seeds) if config.data_digest else [""] * len(seeds)
-    return tuple(LockedRun(id=text, seed=seed) for text, seed in zip(texts, seeds, strict=True))
+    if not config.data_digest:
+        return tuple(LockedRun(id="", seed=seed) for seed in seeds)
+    ids = run_ids(config, seeds)
+    return tuple(LockedRun(id=run_id, seed=seed) for run_id, seed in zip(ids, seeds, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +105,11 @@ class StudyProgress:
 
 def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
     """Look up the runs of a plan in the store; what cannot be read is pending, or not measured."""
-    there = store.begun()
+    begun = store.begun()
     states: dict[str, State] = {}
     speeds: dict[str, list[float]] = defaultdict(list)
     for arm, run in plan.runs():
-        if run.id not in there:
+        if run.id not in begun:
             continue
         run_dir = store.run(run.id)
         try:
@@ -117,10 +119,16 @@ def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
         if state != "pending":
             states[run.id] = state
         if state == "finished" and len(speeds[arm.name]) < _MEASURED_RUNS_PER_ARM:
-            begins = 0 if arm.fork is None else arm.fork.tokens
-            rows = (row for row in run_dir.metrics("train") if row["tokens"] > begins)
-            if measured := [speed for row in rows if (speed := number_in(row, "tokens_per_sec"))]:
-                speeds[arm.name].append(fmean(measured))
-    return StudyProgress(
-        states=states, tokens_per_sec={arm: fmean(values) for arm, values in speeds.items() if values}
-    )
+            speed = _speed(run_dir, after=0 if arm.fork is None else arm.fork.tokens)
+            if speed is not None:
+                speeds[arm.name].append(speed)
+    means = {arm: fmean(values) for arm, values in speeds.items() if values}
+    return StudyProgress(states=states, tokens_per_sec=means)
+
+
+def _speed(run: RunDir, after: int) -> float | None:
+    """Return a run's mean tokens per second in the rows after so many tokens; None if none has it."""
+    rows = [row for row in run.metrics("train") if row["tokens"] > after]
+    measured = [number_in(row, "tokens_per_sec") for row in rows]
+    speeds = [speed for speed in measured if speed]
+    return fmean(speeds) if speeds else None

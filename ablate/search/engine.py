@@ -59,7 +59,7 @@ _TRIES = 12
 _FEWEST_COMPLETE = 3
 """Complete trials of earlier rounds that are needed before a trial is called hopeless."""
 
-Curve = dict[int, float]
+Losses = dict[int, float]
 """Validation losses, by tokens."""
 
 
@@ -78,17 +78,18 @@ def open_storage(folder: Path) -> BaseStorage:
     Raises:
         UserError: it cannot be opened.
     """
-    storages, path = quiet_optuna().storages, folder / JOURNAL
+    storages = quiet_optuna().storages
+    path = folder / JOURNAL
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.exists() else b""
-        if torn := len(content) - content.rfind(b"\n") - 1:
-            os.truncate(path, len(content) - torn)
-        opened: BaseStorage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        if path.exists():
+            whole_lines = path.read_bytes().rfind(b"\n") + 1
+            os.truncate(path, whole_lines)
+        storage: BaseStorage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
     except Exception as error:  # a damaged line ends in whatever its reader stumbles over
         what = f"cannot open Optuna's storage {path}: {first_line(error)}"
         raise UserError(what, hint="expected Optuna's journal") from error
-    return opened
+    return storage
 
 
 def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
@@ -119,19 +120,19 @@ def open_trial(
 ) -> FrozenTrial:
     """Make a trial without a result: its state is running."""
     optuna = quiet_optuna().trial
-    made: FrozenTrial = optuna.create_trial(
+    trial: FrozenTrial = optuna.create_trial(
         state=optuna.TrialState.RUNNING,
         params=params,
         distributions={name: distributions[name] for name in params},
         user_attrs=attrs,
     )
-    return made
+    return trial
 
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
     """Make a study in memory with these trials; ``options``: its sampler and pruner."""
-    values = next((trial.values for trial in trials if trial.values is not None), (0.0,))
-    study: Study = quiet_optuna().create_study(directions=["minimize"] * len(values), **options)
+    num_objectives = max((len(trial.values) for trial in trials if trial.values is not None), default=1)
+    study: Study = quiet_optuna().create_study(directions=["minimize"] * num_objectives, **options)
     study.add_trials(trials)
     return study
 
@@ -183,19 +184,18 @@ class Asked:
         """The ids of its runs in the run store."""
         return list(self.trial.user_attrs["runs"])
 
-    def hopeless_at(self, curve: Curve) -> int | None:
+    def hopeless_at(self, curve: Losses) -> int | None:
         """Return after how many tokens the trial is first worse than earlier ones' median, or None."""
+        watched_from = self.group.watched_from
         complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
-        if self.group.watched_from is None or len(complete) < _FEWEST_COMPLETE:
+        if watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
         optuna = quiet_optuna()
-        pruner = optuna.pruners.MedianPruner(
-            n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=self.group.watched_from
-        )
-        asked = study_of(complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner).ask()
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=watched_from)
+        trial = study_of(complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner).ask()
         for tokens, loss in sorted(curve.items()):
-            asked.report(loss, tokens)
-            if asked.should_prune():
+            trial.report(loss, tokens)
+            if trial.should_prune():
                 return tokens
         return None
 
@@ -211,7 +211,7 @@ class TrialResult:
     values: tuple[float, ...] | None = None
     violation: float | None = None
     failed: str | None = None
-    curve: Curve = field(default_factory=dict)
+    curve: Losses = field(default_factory=dict)
 
 
 def search(groups: Sequence[TrialGroup], at_once: int, run: Run) -> bool:
@@ -219,43 +219,53 @@ def search(groups: Sequence[TrialGroup], at_once: int, run: Run) -> bool:
 
     ``at_once``: the number of a group's trials in a round.
     """
-    most = max(group.num_trials for group in groups)
-    for round_ in range(-(-most // at_once)):
-        asked = [one for group in groups for one in _ask(group, at_once, round_)]
+    num_trials = max(group.num_trials for group in groups)
+    for round_ in range(math.ceil(num_trials / at_once)):
+        asked: list[Asked] = []
+        for group in groups:
+            asked += _ask(group, at_once, round_)
         results = run(asked) if asked else ()
-        ended = [(one, end, one.hopeless_at(end.curve)) for one, end in zip(asked, results, strict=True)]
-        if any(at is None and end.values is None and end.failed is None for _, end, at in ended):
-            return False
-        for one, end, at in ended:
-            _tell(one, end, at)
+        hopeless = []
+        for trial, result in zip(asked, results, strict=True):
+            hopeless_at = trial.hopeless_at(result.curve)
+            if hopeless_at is None and result.values is None and result.failed is None:
+                return False
+            hopeless.append(hopeless_at)
+        for trial, result, hopeless_at in zip(asked, results, hopeless, strict=True):
+            _tell(trial, result, hopeless_at)
     return True
 
 
 def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
     """Fill a group's round, and return its trials that have not been told."""
+    first = round_ * at_once
+    end = min(first + at_once, group.num_trials)
     trials = group.study.get_trials()
-    start, stop = round_ * at_once, min((round_ + 1) * at_once, group.num_trials)
-    for number in range(len(trials), stop):
-        position = number - start
-        same_round = [open_trial(one.params, one.distributions, one.user_attrs) for one in trials[start:]]
-        found = group.propose([*trials[:start], *same_round], seed_of(round_, position))
-        found.user_attrs |= {"round": round_, "position": position}
-        group.study.add_trial(found)
+    for number in range(len(trials), end):
+        # Trials of the same round count as open, however they ended.
+        same_round = [
+            open_trial(trial.params, trial.distributions, trial.user_attrs) for trial in trials[first:]
+        ]
+        proposed = group.propose([*trials[:first], *same_round], seed_of(round_, number - first))
+        proposed.user_attrs |= {"round": round_, "position": number - first}
+        group.study.add_trial(proposed)
         trials = group.study.get_trials()
     return [
-        Asked(group=group, trial=trial, earlier=trials[:start])
-        for trial in trials[start:stop]
+        Asked(group=group, trial=trial, earlier=trials[:first])
+        for trial in trials[first:end]
         if not trial.state.is_finished()
     ]
 
 
-def _tell(one: Asked, result: TrialResult, hopeless_at: int | None) -> None:
+def _tell(asked: Asked, result: TrialResult, hopeless_at: int | None) -> None:
     """Record the end of an open trial; keep what an earlier call recorded before it was killed.
 
     Raises:
         ValueError: a value that is not finite; Optuna would take an infinity for a result.
     """
-    optuna, study, number = quiet_optuna(), one.group.study, one.trial.number
+    optuna = quiet_optuna()
+    study = asked.group.study
+    number = asked.trial.number
     if not all(map(math.isfinite, (*(result.values or ()), result.violation or 0.0))):
         raise ValueError(f"trial {number}: a value that is not finite: {result.values}")
     frozen = study.get_trials(deepcopy=False)[number]
@@ -292,34 +302,42 @@ class TrialRuns:
         """Train the runs of these trials that have not ended. ``plan``: of these trials alone."""
 
         def unneeded() -> dict[str, str]:
-            return {
-                run_id: f"trial {one.trial.number} is worse than the median of earlier ones"
-                for one in asked
-                if one.group.watched_from is not None and one.hopeless_at(self.curve(one)) is not None
-                for run_id in one.run_ids
-            }
+            reasons = {}
+            for trial in asked:
+                if trial.group.watched_from is None or trial.hopeless_at(self.curve(trial)) is None:
+                    continue
+                reason = f"trial {trial.trial.number} is worse than the median of earlier ones"
+                reasons |= dict.fromkeys(trial.run_ids, reason)
+            return reasons
 
         requests = requests_of(plan, {run.id for _, run in plan.runs()}, self.corpora)
         todo = find_todo(self.store, requests, unneeded, retry_failed=self.retry_failed)
         if todo.runs:
-            ended = self.execute(list(todo.runs), unneeded)
-            self.outcome = replace(ended, states=self.outcome.states | ended.states)
+            end = self.execute(list(todo.runs), unneeded)
+            self.outcome = replace(end, states=self.outcome.states | end.states)
 
-    def states(self, one: Asked) -> list[State]:
+    def states(self, asked: Asked) -> list[State]:
         """Read the state of each run of a trial."""
-        return [self.store.run(run_id).state() for run_id in one.run_ids]
+        return [self.store.run(run_id).state() for run_id in asked.run_ids]
 
-    def curve(self, one: Asked) -> Curve:
+    def curve(self, asked: Asked) -> Losses:
         """Average the losses of a trial's runs at the token counts at which all of them were evaluated."""
-        curves = [losses_of(self.store.run(run_id)) for run_id in one.run_ids]
+        curves = [losses_of(self.store.run(run_id)) for run_id in asked.run_ids]
         common = set.intersection(*map(set, curves))
         return {tokens: fmean(curve[tokens] for curve in curves) for tokens in sorted(common)}
 
 
-def losses_of(run: RunDir) -> Curve:
+def losses_of(run: RunDir) -> Losses:
     """Read a run's validation losses; they are cached until its file changes."""
-    found = run.metrics_path.stat() if run.metrics_path.exists() else None
-    return _losses(run, None if found is None else (found.st_ino, found.st_size))
+    if not run.metrics_path.exists():
+        return {}
+    stat = run.metrics_path.stat()
+    return _losses(run, stat.st_ino, stat.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _losses(run: RunDir, _inode: int, _size: int) -> Losses:
+    return {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}
 
 
 def end_loss(run: RunDir) -> float:
@@ -329,8 +347,3 @@ def end_loss(run: RunDir) -> float:
         return divergence_bound(config["training"]["divergence_loss"], config["vocab_size"])
     curve = losses_of(run)
     return curve[max(curve)]
-
-
-@lru_cache(maxsize=1024)
-def _losses(run: RunDir, _stamp: tuple[int, int] | None) -> Curve:
-    return {row["tokens"]: row["val_loss"] for row in run.metrics("eval")}

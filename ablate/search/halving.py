@@ -95,7 +95,8 @@ class SearchPlan:
         """The largest number of trials of each budget, if no front is larger than its share."""
         counts = [self.num_trials]
         for _ in self.search.budgets[1:]:
-            counts.append(min(math.ceil(self.search.keep * counts[-1]) + 1, counts[-1]))  # and the baseline
+            promoted_trials = math.ceil(self.search.keep * counts[-1]) + 1  # and the baseline
+            counts.append(min(promoted_trials, counts[-1]))
         return tuple(counts)
 
     def studies(self, storage: BaseStorage) -> list[optuna.Study]:
@@ -110,8 +111,8 @@ class SearchPlan:
 
     def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
         """Whether nothing is left to run; a search that was given more trials is not done."""
-        told = all(trial.state.is_finished() for trials in budgets for trial in trials)
-        return told and len(budgets[0]) >= self.num_trials and all(budgets)
+        is_finished = all(trial.state.is_finished() for trials in budgets for trial in trials)
+        return is_finished and len(budgets[0]) >= self.num_trials and all(budgets)
 
     def levels(self, name: str) -> dict[str, str]:
         """Return a candidate's levels by factor, of its relevant factors alone."""
@@ -123,31 +124,35 @@ class SearchPlan:
         from optuna.distributions import CategoricalDistribution
 
         # The same labels for every trial.
-        factors = self.search.factors
-        distributions = {factor: CategoricalDistribution(labels) for factor, labels in factors.items()}
-        name = self.first[len(seen)] if len(seen) < len(self.first) else self._pick(seen, seed, distributions)
+        distributions = {
+            factor: CategoricalDistribution(labels) for factor, labels in self.search.factors.items()
+        }
+        if len(seen) < len(self.first):
+            name = self.first[len(seen)]
+        else:
+            name = self._pick(seen, seed_of(self.search.seed, seed), distributions)
         return open_trial(self.levels(name), distributions, {"candidate": name})
 
     def _pick(
         self, seen: Sequence[FrozenTrial], seed: int, distributions: dict[str, CategoricalDistribution]
     ) -> str:
-        taken, seed = set(map(candidate_of, seen)), seed_of(self.search.seed, seed)
-        untried = [name for name in self.cells if name not in taken]
+        tried = set(map(candidate_of, seen))
+        untried = [name for name in self.cells if name not in tried]
         random.Random(seed).shuffle(untried)  # noqa: S311  no secret; the order of the file must not decide
         known = [trial for trial in seen if trial.state.name in ("COMPLETE", "RUNNING")]
-        complete = sum(trial.state.name == "COMPLETE" for trial in known)
-        if self.search.sampler == "random" or complete < RANDOM_FIRST:
+        num_complete = sum(trial.state.name == "COMPLETE" for trial in known)
+        if self.search.sampler == "random" or num_complete < RANDOM_FIRST:
             return untried[0]
         options = {"n_startup_trials": RANDOM_FIRST, "multivariate": True, "group": True}
-        for wished in suggestions(known, distributions, seed, **options):
+        for suggestion in suggestions(known, distributions, seed, **options):
 
-            def shared(name: str, wished: dict[str, str] = wished) -> int:
-                return max((len(wished.items() & cell.items()) for cell in self.cells[name]), default=0)
+            def shared(name: str, levels: dict[str, str] = suggestion) -> int:
+                return max((len(levels.items() & cell.items()) for cell in self.cells[name]), default=0)
 
-            found = max(untried, key=shared)
-            if shared(found) == len(distributions):
+            closest = max(untried, key=shared)
+            if shared(closest) == len(distributions):
                 break
-        return found
+        return closest
 
 
 def short_tokens(tokens: int) -> str:
@@ -160,24 +165,25 @@ def short_tokens(tokens: int) -> str:
 
 def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
     """Start or resume a search; return whether it is done."""
-    total, better = grid.num_trials, grid.first
+    num_trials = grid.num_trials
+    better = grid.first
     for budget, study in zip(grid.search.budgets, grid.studies(storage), strict=True):
         first = better
         if budget != grid.search.budgets[0]:
             # If more trials or a larger share were asked for later, new trials follow the old ones.
             first = tuple(dict.fromkeys([*map(candidate_of, study.get_trials()), *better]))
-            total = len(first)
+            num_trials = len(first)
 
         def propose(
             seen: Sequence[FrozenTrial], seed: int, budget: int = budget, first: tuple[str, ...] = first
         ) -> FrozenTrial:
             trial = replace(grid, first=first).propose(seen, seed)
             arm = grid.arm(budget, candidate_of(trial))
-            ids = [run.id for run in arm.runs]
-            trial.user_attrs |= {"runs": ids, "recipe": arm.recipe, "tokens": budget}
+            run_ids = [run.id for run in arm.runs]
+            trial.user_attrs |= {"runs": run_ids, "recipe": arm.recipe, "tokens": budget}
             return trial
 
-        group = TrialGroup(name=study.study_name, study=study, propose=propose, num_trials=total)
+        group = TrialGroup(name=study.study_name, study=study, propose=propose, num_trials=num_trials)
         if not search([group], grid.search.at_once, run):
             return False
         # The baseline is run at every budget.
@@ -198,11 +204,11 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
     """Yield the fronts of the feasible trials, best first: a front is what nothing left dominates."""
-    left = [trial for trial in trials if is_feasible(trial)]
-    while left:
-        best = {trial.number for trial in study_of(left).best_trials}  # a study in memory numbers them anew
-        yield [trial for place, trial in enumerate(left) if place in best]
-        left = [trial for place, trial in enumerate(left) if place not in best]
+    rest = [trial for trial in trials if is_feasible(trial)]
+    while rest:
+        best = {trial.number for trial in study_of(rest).best_trials}  # a study in memory numbers them anew
+        yield [trial for index, trial in enumerate(rest) if index in best]
+        rest = [trial for index, trial in enumerate(rest) if index not in best]
 
 
 def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
@@ -211,10 +217,14 @@ def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
     Sorted by front, then by the first objective; then those that missed, the nearest first. A run that
     diverged is never promoted.
     """
-    found = [sorted(one, key=lambda trial: (trial.values, trial.number)) for one in fronts(trials)]
-    missed = [trial for trial in trials if 0 < violation(trial) < DIVERGED]
-    order = [*(trial for one in found for trial in one), *sorted(missed, key=violation)]
-    return order[: max(math.ceil(keep * len(trials)), len(found[0]) if found else 0)]
+    order: list[FrozenTrial] = []
+    count = math.ceil(keep * len(trials))
+    for index, front in enumerate(fronts(trials)):
+        order += sorted(front, key=lambda trial: (trial.values, trial.number))
+        if index == 0:
+            count = max(count, len(front))
+    order += sorted([trial for trial in trials if 0 < violation(trial) < DIVERGED], key=violation)
+    return order[:count]
 
 
 def importances(
@@ -227,24 +237,24 @@ def importances(
     fewer than two factors, or if all values are equal.
     """
     optuna = quiet_optuna()
-    known = [(trial.params, trial.values[objective]) for trial in with_levels(trials)]
-    if len(known) < FEWEST_TRIALS or len({value for _, value in known}) < 2 or len(factors) < 2:
+    known = with_levels(trials)
+    values = {trial.values[objective] for trial in known}
+    if len(known) < FEWEST_TRIALS or len(values) < 2 or len(factors) < 2:
         return None
     distributions = {
         factor: optuna.distributions.CategoricalDistribution([*labels, IRRELEVANT])
         for factor, labels in factors.items()
     }
-    filled = [
+    irrelevant = dict.fromkeys(factors, IRRELEVANT)
+    with_all_factors = [
         optuna.trial.create_trial(
-            params={factor: params.get(factor, IRRELEVANT) for factor in factors},
-            distributions=distributions,
-            value=value,
+            params=irrelevant | trial.params, distributions=distributions, value=trial.values[objective]
         )
-        for params, value in known
+        for trial in known
     ]
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST)
-    found = optuna.importance.get_param_importances(study_of(filled), evaluator=evaluator)
-    return {factor: float(found.get(factor, 0.0)) for factor in factors}
+    shares = optuna.importance.get_param_importances(study_of(with_all_factors), evaluator=evaluator)
+    return {factor: float(shares.get(factor, 0.0)) for factor in factors}
 
 
 def with_levels(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -29,7 +29,7 @@ from ablate.store.plan_file import TrialRecord
 from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from optuna.trial import FrozenTrial
 
@@ -45,25 +45,26 @@ _WATCHED_FROM = 1 / 3
 
 
 def propose_values(
-    tuning: Tune, own: Mapping[str, Any], seen: Sequence[FrozenTrial], seed: int
+    tuning: Tune, shared: Mapping[str, Any], seen: Sequence[FrozenTrial], seed: int
 ) -> FrozenTrial:
-    """Make an open trial of untried values: the study's ``own``, then spread points, then TPE's."""
-    fields, tried = tuning.fields, [trial.params for trial in seen]
+    """Make an open trial of untried values: the study's, ``shared``, then spread points, then TPE's."""
+    fields = tuning.fields
+    tried = [trial.params for trial in seen]
     distributions = {name: field.distribution() for name, field in fields.items()}
 
     def proposals() -> Iterator[dict[str, Any]]:
-        yield dict(own)
+        yield dict(shared)
         if tuning.sampler == "grid":
             yield from combinations(fields)
         elif len(seen) >= 2 * (1 + len(fields)):  # the first points are spread over the space
             options = {"n_startup_trials": 1, "multivariate": len(fields) > 1}
-            for one in suggestions(seen, distributions, seed_of(tuning.seeds[0], seed), **options):
-                yield {name: fields[name].tidy(value) for name, value in one.items()}
-        for at in range(len(seen), len(seen) + _POINTS):
-            yield spread_point(fields, at)
+            for values in suggestions(seen, distributions, seed_of(tuning.seeds[0], seed), **options):
+                yield {name: fields[name].tidy(value) for name, value in values.items()}
+        for index in range(len(seen), len(seen) + _POINTS):
+            yield spread_point(fields, index)
 
-    values = next(values for values in proposals() if values not in tried)
-    return open_trial(values, distributions, {})
+    untried = next(values for values in proposals() if values not in tried)
+    return open_trial(untried, distributions, {})
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
@@ -86,59 +87,72 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
             trial.user_attrs["runs"] = trial_ids(plan, tuning, group, trial.params)
             return trial
 
-        name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
+        study_name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
         groups.append(
             TrialGroup(
                 name=group.name,
-                study=open_study(storage, name),
+                study=open_study(storage, study_name),
                 propose=propose,
                 num_trials=tuning.trials,
                 watched_from=round(tuning.budget * _WATCHED_FROM) if tuning.prune else None,
             )
         )
 
+    def plan_of(trials: Iterable[tuple[TrialGroup, FrozenTrial]]) -> Plan:
+        numbered = ((group.name, trial.number, trial.params) for group, trial in trials)
+        return trial_plan(plan, tuning, numbered)
+
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        every = [(one.name, trial.number, trial.params) for one in groups for trial in one.study.get_trials()]
-        runs.store.write_plan(trial_plan(plan, tuning, every))
-        these = [(one.group.name, one.trial.number, one.trial.params) for one in asked]
-        runs.train(asked, trial_plan(plan, tuning, these))
-        return [_result(runs, one) for one in asked]
+        every = ((group, trial) for group in groups for trial in group.study.get_trials())
+        runs.store.write_plan(plan_of(every))
+        runs.train(asked, plan_of((trial.group, trial.trial) for trial in asked))
+        return [_result(runs, trial) for trial in asked]
 
     is_done = search(groups, tuning.at_once, run)
-    told = [group.study.get_trials()[: group.num_trials] for group in groups]
-    found = [_found(runs.store, *pair, is_done=is_done) for pair in zip(tuning.groups, told, strict=True)]
-    open_trials = [trial for trials in told for trial in trials if not trial.state.is_finished()]
-    open_runs = {run_id for trial in open_trials for run_id in trial.user_attrs["runs"]}
-    return replace(tuning, done=is_done, groups=tuple(found)), open_runs
+    ended = []
+    open_runs: set[str] = set()
+    for group, trial_group in zip(tuning.groups, groups, strict=True):
+        trials = trial_group.study.get_trials()[: trial_group.num_trials]
+        ended.append(_ended_group(runs.store, group, trials, is_done=is_done))
+        for trial in trials:
+            if not trial.state.is_finished():
+                open_runs.update(trial.user_attrs["runs"])
+    return replace(tuning, done=is_done, groups=tuple(ended)), open_runs
 
 
-def _result(runs: TrialRuns, one: Asked) -> TrialResult:
+def _result(runs: TrialRuns, asked: Asked) -> TrialResult:
     """Give no values until all runs ended; count a diverged run with the loss at which it is called so."""
-    curve, states = runs.curve(one), runs.states(one)
+    curve = runs.curve(asked)
+    states = runs.states(asked)
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
-    losses = [end_loss(runs.store.run(run_id)) for run_id in one.run_ids]
-    return TrialResult(values=(fmean(losses),), violation=float(states.count("diverged")), curve=curve)
+    loss = fmean(end_loss(runs.store.run(run_id)) for run_id in asked.run_ids)
+    return TrialResult(values=(loss,), violation=float(states.count("diverged")), curve=curve)
 
 
-def _found(
+def _ended_group(
     store: StudyStore, group: GroupTuning, trials: Sequence[FrozenTrial], *, is_done: bool
 ) -> GroupTuning:
     """Add its told trials to a group, and the best values once the search is done."""
     records = []
     for trial in trials:
-        if trial.state.is_finished():
-            is_complete, ids = trial.state.name == "COMPLETE", trial.user_attrs["runs"]
-            record = TrialRecord(
+        if not trial.state.is_finished():
+            continue
+        is_complete = trial.state.name == "COMPLETE"
+        run_ids = trial.user_attrs["runs"]
+        records.append(
+            TrialRecord(
                 number=trial.number,
                 values=trial.params,
                 state="complete" if is_complete else "pruned",
                 loss=trial.value if is_complete else None,
                 diverged=round(violation(trial)),
-                tokens=sum(store.run(run_id).status().tokens for run_id in ids),
-                runs=tuple(ids),
+                tokens=sum(store.run(run_id).status().tokens for run_id in run_ids),
+                runs=tuple(run_ids),
             )
-            records.append(record)
-    best = best_trial(trials)
-    chosen = group.shared if best is None else best.params
-    return replace(group, trials=tuple(records), chosen=chosen if is_done else None)
+        )
+    chosen = None
+    if is_done:
+        best = best_trial(trials)
+        chosen = group.shared if best is None else best.params
+    return replace(group, trials=tuple(records), chosen=chosen)

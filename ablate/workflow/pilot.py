@@ -51,7 +51,7 @@ def pilot_study(
     Raises:
         UserError: as ``run_study``; a study of one seed; no ``target: null`` in the file to replace.
     """
-    from ablate.plan.pilot import Curve, advise, with_target
+    from ablate.plan.pilot import PilotRun, advise, with_target
     from ablate.search.engine import losses_of
 
     listener = listener or Listener()
@@ -78,13 +78,13 @@ def pilot_study(
     for planned in plan.arm(plan.baseline).runs[:_SEEDS]:
         run = store.run(planned.id)
         losses = losses_of(run)
-        curve = Curve(
+        pilot_run = PilotRun(
             seed=planned.seed,
             tokens=list(losses),
             val_loss=list(losses.values()),
             diverged=run.state() == "diverged",
         )
-        curves.append(curve)
+        curves.append(pilot_run)
     advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line

@@ -7,7 +7,7 @@ import pytest
 
 from ablate.plan import StudyProgress
 from ablate.plan.estimate import SPREAD, START_SEC, cost_found
-from ablate.plan.pilot import PAIRED, Curve, Reached, advise, with_target
+from ablate.plan.pilot import PAIRED, PilotRun, Reached, advise, with_target
 
 STUDY = """\
 name: s
@@ -27,7 +27,7 @@ def curve(seed, slower=1.0, **changes):
     """A straight line in ln tokens, on which every way of reading a crossing agrees."""
     tokens = [20_480 * n for n in range(1, 21)]
     loss = [6.0 - 0.3 * math.log(at / slower) for at in tokens]
-    return Curve(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
+    return PilotRun(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
 
 
 def advice(planned, *curves):
@@ -97,7 +97,7 @@ def test_runs_that_say_nothing_give_no_target(plan):
     flat = replace(curve(1), val_loss=[5.6] * 20)  # above a guess among 256
     for other, why in (
         (replace(curve(1), diverged=True), "seed 1 diverged"),
-        (Curve(seed=1, tokens=[20_480], val_loss=[3.0]), "seed 1 has 1 evaluations"),
+        (PilotRun(seed=1, tokens=[20_480], val_loss=[3.0]), "seed 1 has 1 evaluations"),
         (flat, "do not fall steadily below a guess"),
     ):
         found = advice(plan(STUDY), curve(0), other)
