@@ -236,11 +236,11 @@ def _check_target(study: Study, vocab_size: int) -> None:
     guess = math.log(vocab_size)
     target = study.target
     if target is not None and target.val_loss >= guess:
-        what = (
+        message = (
             f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
             f"{guess:.3f}, a perplexity of {vocab_size}"
         )
-        raise UserError(study.problem(("target", target.kind), what, "take a target below that"))
+        raise UserError(study.problem(("target", target.kind), message, "take a target below that"))
 
 
 def _loss_unit(study: Study) -> LossUnit:
@@ -293,8 +293,8 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
     for name, arm in arms.items():
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
-            what = f"arm '{name}' is the same as arm '{same}'"
-            yield Problem(file=study.shown_path, what=what, hint="their data have the same content")
+            message = f"arm '{name}' is the same as arm '{same}'"
+            yield Problem(file=study.shown_path, what=message, hint="their data have the same content")
 
 
 def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
@@ -305,11 +305,11 @@ def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Pr
             expected = baseline_settings[setting]
             if setting in study.waive or not value or not expected or value == expected:
                 continue
-            what = (
+            message = (
                 f"arm '{arm.name}' differs from the baseline in {setting}: expected {expected}, got {value}"
             )
             hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
-            yield study.problem(study.where(arm, setting), what, hint)
+            yield study.problem(study.where(arm, setting), message, hint)
 
 
 def _compared_settings(arm: PlannedArm) -> dict[Setting, str | None]:

@@ -72,7 +72,7 @@ class OwnCode:
             *layer_misfits(arm.recipe, outlined.layers),
             *phase_misfits(arm.recipe, arm.training.tokens),
         ]
-        self._refuse(arm, "recipe", [(misfit.what, misfit.hint) for misfit in misfits])
+        self._refuse(arm, "recipe", [(misfit.message, misfit.hint) for misfit in misfits])
         return digest, outlined
 
     def _digest(self, arm: ResolvedArm) -> str | None:
@@ -94,7 +94,7 @@ class OwnCode:
         return hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
 
     def _refuse(self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]) -> None:
-        problems = [Problem(what=f"{what}; arm '{arm.name}'", hint=hint) for what, hint in faults]
+        problems = [Problem(what=f"{message}; arm '{arm.name}'", hint=hint) for message, hint in faults]
         if problems:
             with self._at(arm, part):
                 raise UserError(*problems)
@@ -127,8 +127,8 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
-            what = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            problems.append(study.problem(("diagnostics", "layers", index), what, hint))
+            message = f"diagnostics.layers: '{pattern}' names no layer of any arm"
+            problems.append(study.problem(("diagnostics", "layers", index), message, hint))
     if problems:
         raise UserError(*problems)
 

@@ -114,13 +114,16 @@ def advise(
     ``progress``: with all known speeds of arms; ``emulated``: whether an arm was emulated.
     """
     base = plan.arm(plan.baseline)
-    own: Reached | None = None
+    at_own_target: Reached | None = None
     take: Reached | None = None
     why_not = _without_advice(runs)
     if why_not is None:
         if plan.target is not None:
-            own = _reached(plan, base, runs, plan.target.val_loss)
-        take = own if own is not None and own.room >= ENOUGH_ROOM else _target(plan, base, runs)
+            at_own_target = _reached(plan, base, runs, plan.target.val_loss)
+        if at_own_target is not None and at_own_target.room >= ENOUGH_ROOM:
+            take = at_own_target
+        else:
+            take = _target(plan, base, runs)
         if take is None:
             why_not = "the runs do not fall steadily below a guess: train longer, or at another learning rate"
     spread: Spread | None = None
@@ -135,7 +138,7 @@ def advise(
         seeds=len(base.runs),
         loss_unit=plan.unit,
         has_target=plan.target is not None,
-        own=own,
+        own=at_own_target,
         take=take,
         why_not=why_not,
         spread=spread,

@@ -104,14 +104,17 @@ def sharing_text(study: Study, arms: Iterable[PlannedArm], machines: Machines) -
     if not shares or (min(shares) >= 1 and not is_auto(study)):
         return None
     most = math.floor(1 / min(1, *shares))
-    text = f"{'up to ' * (len(shares) > 1)}{most} run{'s' * (most > 1)} at a time on each GPU"
+    text = "1 run at a time on each GPU" if most == 1 else f"{most} runs at a time on each GPU"
+    if len(shares) > 1:
+        text = f"up to {text}"
     known = [machine for machine in machines() if machine.gpu_bytes]
-    for machine in sorted(known, key=lambda machine: machine.gpu_bytes)[:1]:
-        sizes = (run_bytes(arm.config, arm.resources, machine.gpu_name) for arm in on_gpu)
-        if size := max(filter(None, sizes), default=0):
-            text += f", {size / 1e9:.1f} of {machine.gpu_bytes / 1e9:.0f} GB each"
-        text += f" ({machine.gpu_name})"
-    return text
+    if not known:
+        return text
+    machine = min(known, key=lambda machine: machine.gpu_bytes)
+    sizes = [run_bytes(arm.config, arm.resources, machine.gpu_name) or 0 for arm in on_gpu]
+    if any(sizes):
+        text += f", {max(sizes) / 1e9:.1f} of {machine.gpu_bytes / 1e9:.0f} GB each"
+    return f"{text} ({machine.gpu_name})"
 
 
 def is_auto(study: Study) -> bool:

@@ -87,8 +87,8 @@ def open_storage(folder: Path) -> BaseStorage:
             os.truncate(path, whole_lines)
         storage: BaseStorage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
     except Exception as error:  # a damaged line ends in whatever its reader stumbles over
-        what = f"cannot open Optuna's storage {path}: {first_line(error)}"
-        raise UserError(what, hint="expected Optuna's journal") from error
+        message = f"cannot open Optuna's storage {path}: {first_line(error)}"
+        raise UserError(message, hint="expected Optuna's journal") from error
     return storage
 
 
@@ -302,7 +302,7 @@ class TrialRuns:
         """Train the runs of these trials that have not ended. ``plan``: of these trials alone."""
 
         def unneeded() -> dict[str, str]:
-            reasons = {}
+            reasons: dict[str, str] = {}
             for trial in asked:
                 if trial.group.watched_from is None or trial.hopeless_at(self.curve(trial)) is None:
                     continue

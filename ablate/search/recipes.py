@@ -80,8 +80,10 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
     named = [name for name, _ in study.source.items("arms") if name in times]
     first = tuple(dict.fromkeys([study.baseline, *named]))
     if search.trials < len(first):
-        what = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
-        raise UserError(study.problem(("search", "trials"), what, "these are tried first"))
+        message = (
+            f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
+        )
+        raise UserError(study.problem(("search", "trials"), message, "these are tried first"))
     timed_plans = tuple(
         replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in times), dropped=dropped)
         for plan in plans
@@ -97,15 +99,17 @@ def _times(study: Study, search: Search, plan: Plan) -> dict[str, float]:
     work = LLAMA_8B
     if search.shapes == "study":
         if not baseline.config.model.describes(baseline.config.trainer):
-            what = "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
-            raise UserError(study.problem(("search", "shapes"), what, "set shapes: llama-8b"))
+            message = (
+                "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
+            )
+            raise UserError(study.problem(("search", "shapes"), message, "set shapes: llama-8b"))
         work = workload_of(baseline.config)
     work = replace(work, total_tokens=search.budgets[-1])
     baseline_time = token_time(work, baseline.config.recipe, search.hardware)
     if baseline_time is None:
-        what = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
+        message = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
         hint = f"'{plan.baseline}' is {baseline.recipe}"
-        raise UserError(study.problem(("search", "hardware"), what, hint))
+        raise UserError(study.problem(("search", "hardware"), message, hint))
     times = {}
     for arm in plan.arms:
         time = token_time(work, arm.config.recipe, search.hardware)

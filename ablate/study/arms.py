@@ -96,15 +96,15 @@ class Arms:
         if not isinstance(parent, str):
             return self.base
         if parent not in self._named:
-            what = f"no arm {self._source.got(place)} to inherit from"
-            self.faults.add(place, what, likely(parent, self._named, None))
+            message = f"no arm {self._source.got(place)} to inherit from"
+            self.faults.add(place, message, likely(parent, self._named, None))
             return None
         if parent not in chain:
             parts = self._inherited(("arms", parent, "from"), *chain, parent)
             return parts and parts.under(*self._parts_at("arms", parent))
         if parent == chain[0] == min(chain, key=self._named.index):
-            what = f"arms inherit in a circle: {' → '.join([*chain, parent])}"
-            self.faults.add(("arms", parent, "from"), what)
+            message = f"arms inherit in a circle: {' → '.join([*chain, parent])}"
+            self.faults.add(("arms", parent, "from"), message)
         return None
 
     def _add_named(self, name: str) -> None:
@@ -136,7 +136,7 @@ class Arms:
         place = locate(self._source, parts, *misfit.fields) or locate(self._source, parts, "recipe")
         place = place or _home(name, parts)
         arm = None if place[:2] == ("arms", name) else name
-        self.faults.add(place, misfit.what, misfit.hint, arm=arm)
+        self.faults.add(place, misfit.message, misfit.hint, arm=arm)
 
     def _build(self, name: str, parts: Parts) -> ResolvedArm | None:
         """Build and check an arm; None if it is dropped or cannot be built."""
@@ -280,8 +280,8 @@ def _misfits(config: dict[str, Any], built: dict[str, Built], recipe: Recipe | N
         if resources.nodes > 1 and not is_command:
             misfits.append(_NODES)
     if data is not None and not is_command:
-        for what, keys, hint in field_faults(data):
-            misfits.append(Misfit(what, hint, tuple(f"data.{key}" for key in keys)))
+        for message, keys, hint in field_faults(data):
+            misfits.append(Misfit(message, hint, tuple(f"data.{key}" for key in keys)))
     return misfits
 
 

@@ -36,16 +36,16 @@ MAX_LAYERS = 100_000
 class Misfit(NamedTuple):
     """What does not fit, and the fields that set it, as dotted paths, the likeliest first."""
 
-    what: str
+    message: str
     hint: str | None
     fields: tuple[str, ...]
 
 
 def _broken(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[Misfit]:
     """Yield the broken rules. A rule: whether it is broken, what is wrong, hint, keys split by spaces."""
-    for is_broken, what, hint, keys in rules:
+    for is_broken, message, hint, keys in rules:
         if is_broken:
-            yield Misfit(what, hint, tuple(f"{section}.{key}" for key in keys.split()))
+            yield Misfit(message, hint, tuple(f"{section}.{key}" for key in keys.split()))
 
 
 def can_be_listed(model: ModelConfig) -> bool:
@@ -176,11 +176,11 @@ def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[
         # The first window begins with the weights of the first step at or after the start.
         first = max(1, -(-deoscillate.start(plan.tokens) // plan.tokens_per_step))
         if first + deoscillate.window > plan.steps:
-            what = (
+            message = (
                 f"a window of {deoscillate.window} steps from step {first} on, but the run has "
                 f"{plan.steps} steps"
             )
-            yield _of_recipe(what, "no window would ever end", "deoscillate")
+            yield _of_recipe(message, "no window would ever end", "deoscillate")
 
 
 def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iterator[Misfit]:
@@ -188,11 +188,11 @@ def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iter
     devices = resources.devices_per_run
     micro_batch = training.micro_batch_size or 1
     if training.batch_size % micro_batch == 0 and training.batch_size % (devices * micro_batch):
-        what = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
+        message = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
         if training.micro_batch_size:
-            what += f" × micro_batch_size {micro_batch}"
+            message += f" × micro_batch_size {micro_batch}"
         fields = ("resources.devices_per_run", "training.micro_batch_size", "training.batch_size")
-        yield Misfit(what, None, fields)
+        yield Misfit(message, None, fields)
 
 
 def share_misfits(resources: ResourcesConfig, trainer: str | Command | None) -> Iterator[Misfit]:
@@ -205,8 +205,8 @@ def share_misfits(resources: ResourcesConfig, trainer: str | Command | None) -> 
         reason = "a run on several devices needs each for itself"
     else:
         return
-    what = f"{resources.gpus:g} of a GPU: {reason}"
-    yield Misfit(what, "write resources.gpus: 1 or more", ("resources.gpus", "resources.devices_per_run"))
+    message = f"{resources.gpus:g} of a GPU: {reason}"
+    yield Misfit(message, "write resources.gpus: 1 or more", ("resources.gpus", "resources.devices_per_run"))
 
 
 def _nearest(size: int, divisor: int) -> str:
@@ -235,16 +235,16 @@ def layer_misfits(
             for phase in phases_of(recipe, places[layer.name]):
                 fault = features_fault(phase.recipe, layer.name, inputs=inputs, outputs=outputs)
                 if fault is not None:
-                    what, size, divisor = fault
+                    message, size, divisor = fault
                     hint = "give the layer a rule of its own: layers: [{match: …, recipe: bf16}]"
                     fields: tuple[str, ...] = ()
                     if model is not None:
                         hint = f"{_nearest(size, divisor)} would fit"
                         fields = _fields_of_size(size, model)
-                    misfits.setdefault(fields, Misfit(what, hint, fields))
+                    misfits.setdefault(fields, Misfit(message, hint, fields))
     rules = [
-        _of_recipe(what, hint, "layers" if index is None else f"layers.{index}")
-        for index, what, hint in rule_faults(recipe, places)
+        _of_recipe(message, hint, "layers" if index is None else f"layers.{index}")
+        for index, message, hint in rule_faults(recipe, places)
     ]
     return (*misfits.values(), *rules)
 
@@ -278,16 +278,16 @@ def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
     for index, phase in enumerate(recipe.phases):
         start = phase.start(tokens)
         if start >= tokens:
-            what = f"a phase from token {start} on, but the budget is {tokens} tokens"
-            yield _of_recipe(what, "it would never begin", f"phases.{index}")
+            message = f"a phase from token {start} on, but the budget is {tokens} tokens"
+            yield _of_recipe(message, "it would never begin", f"phases.{index}")
         elif start <= earlier:
-            what = f"a phase from token {start} on, not after the one before it ({earlier})"
-            yield _of_recipe(what, "phases stand in the order of their starts", f"phases.{index}")
+            message = f"a phase from token {start} on, not after the one before it ({earlier})"
+            yield _of_recipe(message, "phases stand in the order of their starts", f"phases.{index}")
         earlier = max(earlier, start)
 
 
-def _of_recipe(what: str, hint: str, key: str) -> Misfit:
-    return Misfit(what, hint, (f"recipe.{key}", "recipe.preset", "recipe"))
+def _of_recipe(message: str, hint: str, key: str) -> Misfit:
+    return Misfit(message, hint, (f"recipe.{key}", "recipe.preset", "recipe"))
 
 
 def ready_command(
@@ -301,7 +301,9 @@ def ready_command(
     resources = built["resources"].value
     if training is None or resources is None:
         return command, []
-    misfits = [Misfit(what, hint, (f"trainer.{key}", "trainer")) for what, hint, key in command.faults()]
+    misfits = [
+        Misfit(message, hint, (f"trainer.{key}", "trainer")) for message, hint, key in command.faults()
+    ]
     misfits += _without_effect(built)
     misfits += _device_faults(command, resources)
     if not command.reads_recipe:
@@ -317,8 +319,8 @@ def ready_command(
     except ValueError as error:
         return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
     if flags.args and "{recipe_args}" not in command.command:
-        what = "the recipe's arguments have no place in the command"
-        return command, [Misfit(what, "add the word '{recipe_args}'", ("trainer.command",))]
+        message = "the recipe's arguments have no place in the command"
+        return command, [Misfit(message, "add the word '{recipe_args}'", ("trainer.command",))]
     return command.with_recipe(flags), []
 
 

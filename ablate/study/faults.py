@@ -101,17 +101,17 @@ class Faults:
         """Whether a top-level part of the file, or an entry of one, has a fault."""
         return path in self._faulty
 
-    def add(self, path: Path, what: str, hint: str | None = None, *, arm: str | None = None) -> None:
+    def add(self, path: Path, message: str, hint: str | None = None, *, arm: str | None = None) -> None:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
         self._faulty |= {path[:1], path[:2]}
         line, column, _ = self.source.place(path)
         if (line, column) in self._syntax:
             return
-        text = f"{show_path(path)}: {what}" if path else what
+        text = f"{show_path(path)}: {message}" if path else message
         if arm is not None:
             hint = f"{hint}; in arm '{arm}'" if hint else f"in arm '{arm}'"
         problem = Problem(file=self.source.file, line=line, column=column, what=text, hint=hint)
-        self._problems.setdefault((line, column, what), problem)
+        self._problems.setdefault((line, column, message), problem)
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
@@ -156,7 +156,7 @@ class Faults:
     def _add_word(self, place: Path, value: Any, words: list[str], noun: Any) -> None:
         """Add the fault of a value, or of a key, that is none of these words."""
         got = f"'{value}'" if place[-1] is KEY else self.source.got(place)
-        what = f"expected {one_of(words)}, got {got}"
+        message = f"expected {one_of(words)}, got {got}"
         hint = None
         if isinstance(value, str):
             hint = _close(value, words)
@@ -164,13 +164,13 @@ class Faults:
             joined = "+".join(map(str, value))
             hint = f"write {joined}" if joined in words else None
         if noun in ("recipe", "preset"):  # too many words to list
-            what = f"unknown {noun} {got}"
+            message = f"unknown {noun} {got}"
             listed = f"expected {one_of(words)}"
             if len(words) > 20:
                 listed = "`ablate recipes` lists them"
                 listed += "; or a mapping" if noun == "recipe" else ""
             hint = hint or listed
-        self.add(place, what, hint)
+        self.add(place, message, hint)
 
     def _add_target(self, place: Path) -> None:
         value = self.source.get(*place)
@@ -202,12 +202,12 @@ def _space(text: str) -> str | None:
 
 def _meant(word: str, known: Collection[str]) -> list[str]:
     """Return the known words that others call so."""
-    return [ours for ours, others in _ELSEWHERE.items() if ours in known and word.lower() in others.split()]
+    return [name for name, others in _ELSEWHERE.items() if name in known and word.lower() in others.split()]
 
 
 def _close(word: str, known: Collection[str]) -> str | None:
     """Return a hint: the known words that others call so, or the closest one."""
-    meant = [f"'{ours}'" for ours in _meant(word, known)]
+    meant = [f"'{name}'" for name in _meant(word, known)]
     return f"did you mean {one_of(meant)}?" if meant else likely(word, known, None)
 
 
@@ -281,8 +281,9 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
         place = name if parent else f"base.{name}"
         if key in keys:
             return f"it belongs in '{place}'"
-        for ours in _meant(key, keys):
-            return f"it belongs in '{place}', as {ours}"
+        names = _meant(key, keys)
+        if names:
+            return f"it belongs in '{place}', as {names[0]}"
     return f"expected {one_of(list(known))}" if 0 < len(known) <= 10 else None
 
 

@@ -59,9 +59,9 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
     base = arms.arms[baseline]
     for arm in arms.arms.values():
         if not _have_one_start(arm, base):
-            what = f"the baseline '{base.name}' does not pass through the place where this arm begins"
+            message = f"the baseline '{base.name}' does not pass through the place where this arm begins"
             hint = "costs count from one place: fork both from one arm after as many tokens"
-            arms.add_fault(arm.name, arm.parts, Misfit(what, hint, ("fork.from", "fork")))
+            arms.add_fault(arm.name, arm.parts, Misfit(message, hint, ("fork.from", "fork")))
 
 
 def _in_steps(arm: ResolvedArm, fork: ForkPoint, arms: Arms) -> ForkPoint:
@@ -88,12 +88,12 @@ def check_replays(arms: Arms, baseline: str) -> None:
     for arm in arms.arms.values():
         if arm.model.routing != "replay":
             continue
-        what = _replay_fault(arm, base)
-        if what is None and is_tuned:
-            what = "a study that tunes replays no routes"
-        if what is not None:
+        message = _replay_fault(arm, base)
+        if message is None and is_tuned:
+            message = "a study that tunes replays no routes"
+        if message is not None:
             hint = "replay takes the baseline's experts in another recipe, all else equal"
-            arms.add_fault(arm.name, arm.parts, Misfit(what, hint, ("model.routing",)))
+            arms.add_fault(arm.name, arm.parts, Misfit(message, hint, ("model.routing",)))
 
 
 def _replay_fault(arm: ResolvedArm, base: ResolvedArm) -> str | None:
@@ -134,18 +134,18 @@ def _misfits(
             yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
     else:
         if parent.name in forks and forks[parent.name].arm != parent.name:
-            what = f"'{parent.name}' itself forks from '{forks[parent.name].arm}'"
+            message = f"'{parent.name}' itself forks from '{forks[parent.name].arm}'"
             hint = "an arm that others fork from is trained from its beginning"
-            yield Misfit(what, hint, ("fork.from",))
+            yield Misfit(message, hint, ("fork.from",))
         if arm.trainer is not None or parent.trainer is not None:
-            what = "a training function of your own cannot fork"
-            yield Misfit(what, "its state is not known", ("trainer", "fork"))
+            message = "a training function of your own cannot fork"
+            yield Misfit(message, "its state is not known", ("trainer", "fork"))
         yield from _different_state(arm, parent)
         for run in (arm, parent):
             budget = plan_steps(run.training).tokens
             if fork.tokens >= budget:
-                what = f"a fork after {fork.tokens} tokens, but '{run.name}' trains {budget} tokens"
-                yield Misfit(what, "both in whole steps; fork before the end", ("fork.at",))
+                message = f"a fork after {fork.tokens} tokens, but '{run.name}' trains {budget} tokens"
+                yield Misfit(message, "both in whole steps; fork before the end", ("fork.at",))
 
 
 def _different_state(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[Misfit]:
@@ -158,5 +158,7 @@ def _different_state(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[Misfit]:
         pairs += [(f"{name}.{key}", getattr(section, key), getattr(other, key)) for key in keys]
     for path, value, other in pairs:
         if value != other:
-            what = f"{path.rpartition('.')[2]} {value} cannot go on from '{parent.name}', which has {other}"
-            yield Misfit(what, "a fork continues the same state and data", (path, "fork"))
+            message = (
+                f"{path.rpartition('.')[2]} {value} cannot go on from '{parent.name}', which has {other}"
+            )
+            yield Misfit(message, "a fork continues the same state and data", (path, "fork"))

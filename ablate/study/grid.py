@@ -166,7 +166,7 @@ def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
             wanted[name] = [level for level in levels if value in (level.label, source.get(*level.place))]
             if not wanted[name]:
                 labels = ", ".join(level.label for level in levels[:10])
-                what = f"no value of the factor '{name}', got {source.got((*place, name))}"
-                faults.add((*place, name), what, f"its values: {labels}")
+                message = f"no value of the factor '{name}', got {source.got((*place, name))}"
+                faults.add((*place, name), message, f"its values: {labels}")
         if wanted:
             yield place, wanted

@@ -69,10 +69,10 @@ def find_file(path_or_name: str | Path) -> Path:
     else:
         starters = [name for name, file in shipped.items() if file.parent.name != "findings"]
         hint = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
-    what = "no such file"
+    message = "no such file"
     if is_name:
-        what += ", and no shipped study of that name"
-    raise UserError(what, file=path, hint=hint)
+        message += ", and no shipped study of that name"
+    raise UserError(message, file=path, hint=hint)
 
 
 def load_study(path_or_name: str | Path, settings: tuple[str, ...] = ()) -> Study:
@@ -110,8 +110,8 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
     if file is not None:
         _check_file(file, arms)
         if file.baseline_again and again_name(baseline) in names:
-            what = f"an arm of the name '{again_name(baseline)}' is there already"
-            faults.add(("baseline_again",), what, "the baseline's second arm takes that name")
+            message = f"an arm of the name '{again_name(baseline)}' is there already"
+            faults.add(("baseline_again",), message, "the baseline's second arm takes that name")
     resolve_forks(arms, names, baseline)
     check_replays(arms, baseline)
     tune = None if file is None else check_tune(file, arms)
@@ -175,15 +175,15 @@ def _check_file(file: StudyFile, arms: Arms) -> None:
         faults.add(("target",), f"{asking} needs a target", "write {val_loss: …} or {perplexity: …}")
     seeds = len(file.every_seed)
     if len(arms.arms) * seeds > MAX_RUNS:
-        what = f"{len(arms.arms)} arms × {seeds} seeds are too many runs"
-        faults.add(("seeds",), what, f"at most {MAX_RUNS}")
+        message = f"{len(arms.arms)} arms × {seeds} seeds are too many runs"
+        faults.add(("seeds",), message, f"at most {MAX_RUNS}")
     if file.stop is not None and file.stop.diverged >= seeds:
         hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
         faults.add(("stop", "diverged"), f"with {seeds} seeds nothing is left to be stopped then", hint)
     for arm in arms.arms.values():
         if file.keep_weights and arm.trainer is not None:
-            what = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
-            faults.add(("keep_weights",), what, "let that trainer write them")
+            message = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
+            faults.add(("keep_weights",), message, "let that trainer write them")
         if not isinstance(arm.trainer, Command):
             continue
         words = (*arm.trainer.words, *arm.trainer.env.values())

@@ -94,13 +94,13 @@ def _num_trials(section: TuneSection, fields: Space, faults: Faults) -> int:
     combinations = math.prod(field.count for field in fields.values())
     if section.sampler == "grid":
         if combinations > MAX_TRIALS:
-            what = f"the grid has {combinations:.0f} combinations"
-            faults.add(("tune", "fields", KEY), what, f"at most {MAX_TRIALS}")
+            message = f"the grid has {combinations:.0f} combinations"
+            faults.add(("tune", "fields", KEY), message, f"at most {MAX_TRIALS}")
         return int(combinations)
     trials = section.trials or 0
     if trials > combinations:
-        what = f"{trials} trials, but only {combinations:.0f} combinations"
-        faults.add(("tune", "trials"), what, "or sampler: grid, which takes every one once")
+        message = f"{trials} trials, but only {combinations:.0f} combinations"
+        faults.add(("tune", "trials"), message, "or sampler: grid, which takes every one once")
     return trials
 
 
@@ -155,14 +155,14 @@ def _check_arms(fields: Space, untuned: dict[str, dict[str, Any]], arms: Arms) -
             faults.add(("tune",), f"an arm of the name '{name}' is there already", hint)
         for field, value in untuned[arm.name].items():
             if value not in fields[field]:
-                what = f"the study's own {field}, {value}, is not among the values"
+                message = f"the study's own {field}, {value}, is not among the values"
                 hint = "it is always tried, so that tuning can only gain"
-                faults.add(("tune", "fields", field), what, hint, arm=arm.name)
+                faults.add(("tune", "fields", field), message, hint, arm=arm.name)
         content = content_of(replace(arm, training=replace(arm.training, **defaults)))
         same = first.setdefault(content, arm.name)
         if same != arm.name:
-            what = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
-            faults.add(("tune", "fields", KEY), what, "tuned, they would be one arm")
+            message = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
+            faults.add(("tune", "fields", KEY), message, "tuned, they would be one arm")
 
 
 def _check_group(
@@ -170,8 +170,8 @@ def _check_group(
 ) -> None:
     for member in members:
         if untuned[member] != untuned[members[0]]:
-            what = f"arms '{members[0]}' and '{member}' of one group start from other values"
-            faults.add(("tune", "groups", name), what, "give each a group of its own")
+            message = f"arms '{members[0]}' and '{member}' of one group start from other values"
+            faults.add(("tune", "groups", name), message, "give each a group of its own")
             return
 
 
@@ -179,8 +179,8 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
     """Check every arm at the trials' budget with the lowest and with the highest values."""
     for arm in arms.arms.values():
         if section.tokens > arm.training.tokens:
-            what = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
-            arms.faults.add(("tune", "tokens"), what, "trials are shorter than runs", arm=arm.name)
+            message = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
+            arms.faults.add(("tune", "tokens"), message, "trials are shorter than runs", arm=arm.name)
             return
     for end in (min, max):
         trial = [Part(("tune", "tokens"), ("training", "tokens"))]
@@ -214,12 +214,12 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
     for name, _ in source.items("arms"):
         for section, _ in source.items("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
-                what = f"a search compares recipes: '{name}' must not set {section}"
-                faults.add(("arms", name, section, KEY), what, "set it in base, for all of them")
+                message = f"a search compares recipes: '{name}' must not set {section}"
+                faults.add(("arms", name, section, KEY), message, "set it in base, for all of them")
     for factor, _ in source.items("grid", "factors"):
         if factor.split(".")[0] != "recipe":
-            what = f"a search compares recipes: '{factor}' is no part of one"
-            faults.add(("grid", "factors", factor, KEY), what)
+            message = f"a search compares recipes: '{factor}' is no part of one"
+            faults.add(("grid", "factors", factor, KEY), message)
     if file is None or file.search is None:
         return None
     labels: dict[str, list[str]] = {}

@@ -123,10 +123,10 @@ class SeedsSection:
         if self.at_least < 2:
             raise said(f"a look needs 2 seeds for an interval, got {self.at_least}", None, "at_least")
         if not self.at_least < self.at_most < self.at_least + MAX_LOOKS:
-            what = (
+            message = (
                 f"expected {self.at_least + 1} to {self.at_least + MAX_LOOKS - 1} seeds, got {self.at_most}"
             )
-            raise said(what, f"a look is taken after each from {self.at_least} on", "at_most")
+            raise said(message, f"a look is taken after each from {self.at_least} on", "at_most")
 
 
 def _kind(value: Any) -> str:

@@ -152,8 +152,8 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
         raise _error_after(before, shown, f"not UTF-8 text (byte 0x{content[error.start]:02x})") from None
     escape = _NO_CHARACTER.search(text)
     if escape is not None:
-        what = f"an escape that is no character: {escape[0]}"
-        raise _error_after(text[: escape.start()], shown, what)
+        message = f"an escape that is no character: {escape[0]}"
+        raise _error_after(text[: escape.start()], shown, message)
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
     root = _compose(yaml, text, shown)
@@ -166,16 +166,16 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
     return source
 
 
-def _error_after(before: str, file: str, what: str, hint: str | None = None) -> UserError:
+def _error_after(before: str, file: str, message: str, hint: str | None = None) -> UserError:
     """Make an error whose place is the end of the text ``before``."""
     line = before.count("\n") + 1
     column = len(before) - before.rfind("\n")
-    return UserError(Problem(file=file, line=line, column=column, what=what, hint=hint))
+    return UserError(Problem(file=file, line=line, column=column, what=message, hint=hint))
 
 
-def _error_at(mark: Any, file: str, what: str, hint: str | None = None) -> UserError:
+def _error_at(mark: Any, file: str, message: str, hint: str | None = None) -> UserError:
     """Make an error at ruamel's mark."""
-    return UserError(Problem(file=file, line=mark.line + 1, column=mark.column + 1, what=what, hint=hint))
+    return UserError(Problem(file=file, line=mark.line + 1, column=mark.column + 1, what=message, hint=hint))
 
 
 _NO_CHARACTER = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\U(?!0010|000)[0-9a-fA-F]{8}")
@@ -206,8 +206,8 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
         mark = error.problem_mark or error.context_mark
         raise _error_at(mark, shown, f"not valid YAML: {problem}", hint) from None
     except ReaderError as error:
-        what = f"a character that YAML does not allow: {text[error.position]!r}"
-        raise _error_after(text[: error.position], shown, what) from None
+        message = f"a character that YAML does not allow: {text[error.position]!r}"
+        raise _error_after(text[: error.position], shown, message) from None
     except RecursionError:
         raise _error_after("", shown, f"more than {MAX_DEPTH} levels") from None
     except Exception as error:  # ruamel lets other errors through
@@ -235,8 +235,8 @@ class _Builder:
         mark = node.start_mark
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
-            what = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
-            raise _error_at(mark, self._source.file, what)
+            message = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
+            raise _error_at(mark, self._source.file, message)
         text = str(node.value) if isinstance(node, ScalarNode) else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
         if isinstance(node, SequenceNode):
@@ -301,9 +301,9 @@ class _Builder:
         self._source.places[path] = place
         return mapping
 
-    def _add(self, node: Any, path: Path, what: str, hint: str | None = None) -> None:
+    def _add(self, node: Any, path: Path, message: str, hint: str | None = None) -> None:
         """Add a fault, once for each place: an alias leads to the same place again."""
-        error = _error_at(node.start_mark, self._source.file, f"{show_path(path)}: {what}", hint)
+        error = _error_at(node.start_mark, self._source.file, f"{show_path(path)}: {message}", hint)
         (problem,) = error.problems
         places = [(known.line, known.column) for known in self._source.problems]
         if (problem.line, problem.column) not in places:
@@ -355,8 +355,8 @@ def _find_key(source: Source, key: str, number: int) -> tuple[dict[Any, Any], Pa
             source.places[path] = Place(0, number)
         parent = parent[step]
         if not isinstance(parent, dict):
-            what = f"{key}: {show_path(path)} is {source.got(path)}, which has no keys"
-            raise _refused(what, f"set it whole: {show_path(path)}=…")
+            message = f"{key}: {show_path(path)} is {source.got(path)}, which has no keys"
+            raise _refused(message, f"set it whole: {show_path(path)}=…")
 
 
 def _next_step(words: list[str], parent: dict[str, Any], path: Path) -> str:
@@ -376,8 +376,8 @@ def _read_value(source: Source, key: str, text: str, path: Path, number: int) ->
     except UserError as error:
         problems = error.problems
     if problems:
-        what = problems[0].what.removeprefix(f"{show_path(path)}: ")
-        raise _refused(f"{key}: {what}", problems[0].hint)
+        message = problems[0].what.removeprefix(f"{show_path(path)}: ")
+        raise _refused(f"{key}: {message}", problems[0].hint)
     replaced = [place for place in source.places if place[: len(path)] == path and place != (*path, KEY)]
     for place in replaced:
         del source.places[place]
@@ -386,5 +386,5 @@ def _read_value(source: Source, key: str, text: str, path: Path, number: int) ->
     return parsed.data
 
 
-def _refused(what: str, hint: str | None = None) -> UserError:
-    return UserError(Problem(file="--set", what=what, hint=hint))
+def _refused(message: str, hint: str | None = None) -> UserError:
+    return UserError(Problem(file="--set", what=message, hint=hint))

@@ -153,11 +153,16 @@ def arms_of(word: str | None) -> dict[str, str]:
 
 def starter_text(starter: Starter) -> str:
     """Return the text of the study file, with a comment for each line that asks for a decision."""
-    left_out = starter.left_out
-    arms = [
-        _comment(f"{name} is left out: {left_out[name]}", "  ") if name in left_out else line
-        for name, line in arms_of(starter.arms).items()
-    ]
+    arms = []
+    for name, line in arms_of(starter.arms).items():
+        reason = starter.left_out.get(name)
+        arms.append(line if reason is None else _comment(f"{name} is left out: {reason}", "  "))
+    text = "".join(f"{line}\n" for line in arms)
+    if starter.arms == "grid":
+        text += _GRID
+    resources = ""
+    if starter.on_gpu:
+        resources = "  resources: {gpus: auto}  # the share of a GPU that each run takes\n"
     return _STUDY.format(
         file=starter.file,
         name=_flow(starter.name),
@@ -168,24 +173,27 @@ def starter_text(starter: Starter) -> str:
         about_model=_comment(starter.about_model, "  "),
         about_data=_comment(starter.about_data, "  "),
         about_tokens=_comment(starter.about_tokens, "    "),
-        resources="  resources: {gpus: auto}  # the share of a GPU that each run takes\n" * starter.on_gpu,
-        arms="".join(f"{line}\n" for line in arms) + (_GRID if starter.arms == "grid" else ""),
+        resources=resources,
+        arms=text,
         **{key: _flow(value) for key, value in starter.training.items()},
     )
 
 
-def study_text(said: str, head: Mapping[str, Any], base: Mapping[str, Any], arms: Mapping[str, Any]) -> str:
+def study_text(
+    comment: str, head: Mapping[str, Any], base: Mapping[str, Any], arms: Mapping[str, Any]
+) -> str:
     """Return the text of a study: a comment, the keys before ``base``, its sections, and the arms."""
-    written = {name: written_short(part) for name, part in base.items()}
-    parts = {name: one for name, one in written.items() if one not in (None, "auto", {})}
-    return f"# {said}\n{yaml_text({**head, 'base': parts, 'arms': arms}, width=100)}"
+    written = {name: written_short(section) for name, section in base.items()}
+    sections = {name: section for name, section in written.items() if section not in (None, "auto", {})}
+    return f"# {comment}\n{yaml_text({**head, 'base': sections, 'arms': arms}, width=100)}"
 
 
 def yaml_text(value: Any, *, width: int) -> str:
     """Return plain data as YAML; mappings without mappings in them take one line."""
     from ruamel.yaml import YAML
 
-    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    text = io.StringIO()
     yaml.default_flow_style = None
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = width
@@ -199,8 +207,8 @@ def _comment(text: str, indent: str) -> str:
 
 def _flow(value: Any) -> str:
     """Return a value in YAML's flow style, on one line: JSON with words unquoted and digits in groups."""
+    if type(value) is int:
+        return f"{value:_}"
     text = json.dumps(value, ensure_ascii=False)
-    words = re.sub(
-        r'(?<!\\)"(?!(?:null|true|false|yes|no|on|off)")([a-zA-Z][\w-]*)"', r"\1", text, flags=re.IGNORECASE
-    )
-    return f"{value:_}" if type(value) is int else words
+    word = r'(?<!\\)"(?!(?:null|true|false|yes|no|on|off)")([a-zA-Z][\w-]*)"'
+    return re.sub(word, r"\1", text, flags=re.IGNORECASE)

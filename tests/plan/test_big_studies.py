@@ -57,12 +57,12 @@ def test_without_the_data_all_but_the_ids_is_the_same(plans, name):
 
 @pytest.mark.parametrize("name", CARRIED)
 def test_every_row_of_the_published_tables_is_an_arm_and_quantises_what_it_says(name):
-    found = {}
+    carried = {}
     for arm in build_plan(load_study(name), without_data=True).arms:
-        counts = found.setdefault(arm.name, Counter())
+        counts = carried.setdefault(arm.name, Counter())
         for group in layer_groups(arm.config.recipe, arm.layers, arm.tokens):
             counts[group.recipe] += group.count
-    assert found == CARRIED[name]
+    assert carried == CARRIED[name]
 
 
 @pytest.mark.parametrize("name", SET_UP)
@@ -70,8 +70,8 @@ def test_it_is_set_up_as_published(plans, name):
     planned = plans[name]
     for arm in planned.arms:
         parts = vars(arm) | {"training": arm.config.training, "target": planned.target, "plan": planned}
-        for part, told in SET_UP[name].items():
-            assert {key: getattr(parts[part], key) for key in told} == told
+        for part, expected in SET_UP[name].items():
+            assert {key: getattr(parts[part], key) for key in expected} == expected
 
 
 @pytest.mark.parametrize("name", BIG)

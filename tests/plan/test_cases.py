@@ -16,8 +16,8 @@ def test_each_case_has_its_lines(case, plan, tmp_path, monkeypatch):
     try:
         lock = plan_to_json(plan(case[2]))
     except UserError as error:
-        found = [str(problem).replace(f"{tmp_path}/", "") for problem in error.problems]
+        lines = [str(problem).replace(f"{tmp_path}/", "") for problem in error.problems]
     else:
         arms = lock.pop("arms")
-        found = [json.dumps(one).replace(f"{tmp_path}/", "") for one in (lock, *arms)]
-    check(case, [line.removeprefix("study.yaml:") for line in found])
+        lines = [json.dumps(one).replace(f"{tmp_path}/", "") for one in (lock, *arms)]
+    check(case, [line.removeprefix("study.yaml:") for line in lines])

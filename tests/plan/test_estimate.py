@@ -119,12 +119,12 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
 @pytest.mark.parametrize("seeds", [1, 2, 3, 8, 30])
 @pytest.mark.parametrize("moderated", [True, False])
 def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
-    found = cost_found(seeds, arms, moderated=moderated)
+    cost = cost_found(seeds, arms, moderated=moderated)
     degrees = seeds - 1 + (moderating_degrees(arms, (seeds - 1) * (arms - 1)) if moderated else 0)
     if seeds < 2 or degrees < 2:
-        assert found is None
+        assert cost is None
         return
     edge = stats.t.ppf(0.975, degrees)
     assert quantile(degrees, 0.05) == pytest.approx(edge, rel=0.01)
     reach = optimize.brentq(lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50)
-    assert math.log1p(found) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)
+    assert math.log1p(cost) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)

@@ -26,7 +26,7 @@ BUDGET = 409_600
 def curve(seed, slower=1.0, **changes):
     """A straight line in ln tokens, on which every way of reading a crossing agrees."""
     tokens = [20_480 * n for n in range(1, 21)]
-    loss = [6.0 - 0.3 * math.log(at / slower) for at in tokens]
+    loss = [6.0 - 0.3 * math.log(position / slower) for position in tokens]
     return PilotRun(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
 
 
@@ -35,9 +35,9 @@ def advice(planned, *curves):
 
 
 def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
-    found = advice(plan(STUDY), curve(0), curve(1, 1.1))
-    take = found.take
-    assert (found.own, found.has_target, found.why_not) == (None, False, None)
+    advised = advice(plan(STUDY), curve(0), curve(1, 1.1))
+    take = advised.take
+    assert (advised.own, advised.has_target, advised.why_not) == (None, False, None)
     assert take.val_loss == pytest.approx(6 - 0.3 * math.log(0.7 * BUDGET / 1.1), abs=1e-3)
     assert take.tokens[1] == pytest.approx(0.7 * BUDGET, rel=4e-3)  # the loss has three digits
     assert take.tokens[1] / take.tokens[0] == pytest.approx(1.1, rel=1e-6)
@@ -51,13 +51,13 @@ def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
 def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, factor):
     study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {paired}\n")
     for slower in (1.01, 1.3):
-        found = advice(plan(study), curve(0), curve(1, slower))
-        assert found.spread.runs == pytest.approx(math.log(slower) / math.sqrt(2), rel=1e-6)
-        assert found.spread.pairs == pytest.approx(factor * max(SPREAD / PAIRED, found.spread.runs))
-        for row in (row for row in found.needed if row.seeds is not None):
-            enough, fewer = (
-                cost_found(row.seeds - less, 1, moderated=True, spread=found.spread.pairs) for less in (0, 1)
-            )
+        advised = advice(plan(study), curve(0), curve(1, slower))
+        assert advised.spread.runs == pytest.approx(math.log(slower) / math.sqrt(2), rel=1e-6)
+        assert advised.spread.pairs == pytest.approx(factor * max(SPREAD / PAIRED, advised.spread.runs))
+        for row in (row for row in advised.needed if row.seeds is not None):
+            options = {"moderated": True, "spread": advised.spread.pairs}
+            fewer = cost_found(row.seeds - 1, 1, **options)
+            enough = cost_found(row.seeds, 1, **options)
             assert enough <= row.cost < (fewer or math.inf)
 
 
@@ -65,11 +65,11 @@ def test_the_time_is_of_what_is_left_at_the_speed_of_each_arm(plan):
     planned = plan(STUDY)
     runs = {run.id: "finished" for run in planned.arm("a").runs[:2]}
     progress = StudyProgress(states=runs, tokens_per_sec={"a": 1000.0, "b": 500.0})
-    found = advise(planned, [curve(0), curve(1)], progress, cores=1)
+    advised = advise(planned, [curve(0), curve(1)], progress, cores=1)
     work = BUDGET + 20 * 65_536 / 3
-    assert found.seconds == pytest.approx(work / 1000 + 3 * work / 500 + START_SEC)
-    assert found.slower == {"a": 1.0, "b": 2.0}
-    for row in (row for row in found.needed if row.seeds is not None):
+    assert advised.seconds == pytest.approx(work / 1000 + 3 * work / 500 + START_SEC)
+    assert advised.slower == {"a": 1.0, "b": 2.0}
+    for row in (row for row in advised.needed if row.seeds is not None):
         assert row.seconds == pytest.approx(
             (row.seeds - 2) * work / 1000 + row.seeds * work / 500 + START_SEC
         )
@@ -88,28 +88,28 @@ def test_the_studys_own_target_stays_where_it_has_room(plan):
 
 def test_no_target_beyond_the_begin_of_the_decay(plan):
     wsd = STUDY.replace("tokens: 409_600,", "tokens: 409_600, schedule: wsd, decay_tokens: 204_800,")
-    found = advice(plan(wsd), curve(0), curve(1))
-    assert max(found.take.tokens.values()) == pytest.approx(0.7 * 204_800, rel=4e-3)
-    assert found.take.room == pytest.approx(1 / 0.7 - 1, abs=0.01)
+    advised = advice(plan(wsd), curve(0), curve(1))
+    assert max(advised.take.tokens.values()) == pytest.approx(0.7 * 204_800, rel=4e-3)
+    assert advised.take.room == pytest.approx(1 / 0.7 - 1, abs=0.01)
 
 
 def test_runs_that_say_nothing_give_no_target(plan):
     flat = replace(curve(1), val_loss=[5.6] * 20)  # above a guess among 256
-    for other, why in (
+    for other, reason in (
         (replace(curve(1), diverged=True), "seed 1 diverged"),
         (PilotRun(seed=1, tokens=[20_480], val_loss=[3.0]), "seed 1 has 1 evaluations"),
         (flat, "do not fall steadily below a guess"),
     ):
-        found = advice(plan(STUDY), curve(0), other)
-        assert why in found.why_not
-        assert (found.take, found.spread, found.needed) == (None, None, ())
+        advised = advice(plan(STUDY), curve(0), other)
+        assert reason in advised.why_not
+        assert (advised.take, advised.spread, advised.needed) == (None, None, ())
 
 
 @pytest.mark.parametrize("line", ["target: null", "target:", "target: ~   # left to the pilot"])
 def test_the_target_takes_the_place_of_null_and_nothing_else_changes(line):
     target = Reached(val_loss=1.95, tokens={0: 1000.4, 1: 2000.0}, room=0.4)
     text = f"# a comment\nname: s  # one\n{line}\nseeds: 3  # another\n"
-    said = "two runs of the baseline reach it after 1,000 and 2,000 tokens (ablate pilot)"
-    written = f"target: {{val_loss: 1.95}}  # nats/token; {said}"
+    comment = "two runs of the baseline reach it after 1,000 and 2,000 tokens (ablate pilot)"
+    written = f"target: {{val_loss: 1.95}}  # nats/token; {comment}"
     assert with_target(text, 3, target, "nats/token") == text.replace(line, written)
     assert with_target(text.replace(line, "target: {val_loss: 2.0}"), 3, target, "nats/token") is None

@@ -28,6 +28,7 @@ grid:
     ("old", "new"),
     [
         ("name: ladder", "name: other"),
+        ("name: ladder", "name: ladder\ndiagnostics: {}"),
         ("description: forward", "description: other"),
         ("seeds: [0, 5]", "seeds: [5, 0]\npaired_seeds: true"),
         ("recipe: {gemms: [fprop]}", "recipe: {gemms: [fprop]}, resources: {cpus: 2}"),

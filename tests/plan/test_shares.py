@@ -37,8 +37,8 @@ def gpus(study):
     def make(text, *machines):
         loaded = study(text)
         plan = build_plan(loaded, identify, machines=lambda: machines)
-        said = sharing_text(loaded, plan.arms, lambda: machines)
-        return [arm.resources.gpus for arm in plan.arms], said
+        sentence = sharing_text(loaded, plan.arms, lambda: machines)
+        return [arm.resources.gpus for arm in plan.arms], sentence
 
     return make
 
@@ -49,8 +49,8 @@ def test_eight_runs_share_a_large_gpu_and_the_plan_says_what_each_takes(gpus, st
     arm = plan.arm("b")
     size = run_bytes(arm.config, arm.resources, H200.gpu_name)
     assert size > CONTEXT_BYTES
-    said = f"8 runs at a time on each GPU, {size / 1e9:.1f} of 141 GB each (NVIDIA H200)"
-    assert gpus(STUDY, H200) == ([0.125, 0.125], said)
+    sentence = f"8 runs at a time on each GPU, {size / 1e9:.1f} of 141 GB each (NVIDIA H200)"
+    assert gpus(STUDY, H200) == ([0.125, 0.125], sentence)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,9 @@ def test_what_is_not_modelled_and_runs_on_several_devices_take_whole_gpus(gpus, 
 
 def test_a_large_model_has_the_gpu_alone(gpus):
     large = STUDY.replace("base:\n", "base:\n  model: {preset: llama2-7b}\n")
-    said = "1 run at a time on each GPU, "
-    found, text = gpus(large, H200)
-    assert found == [1, 1]
-    assert text.startswith(said)
+    counts, sentence = gpus(large, H200)
+    assert counts == [1, 1]
+    assert sentence.startswith("1 run at a time on each GPU, ")
 
 
 def test_numbers_in_the_file_stay_and_only_shares_are_spoken_of(gpus):
@@ -98,9 +97,9 @@ def test_numbers_in_the_file_stay_and_only_shares_are_spoken_of(gpus):
 
     assert of("0") == ([0, 0], None)
     assert of("2") == ([2, 2], None)
-    found, text = of("0.25")
-    assert found == [0.25, 0.25]
-    assert text.startswith("4 runs at a time on each GPU, ")
+    counts, sentence = of("0.25")
+    assert counts == [0.25, 0.25]
+    assert sentence.startswith("4 runs at a time on each GPU, ")
     assert gpus(STUDY.replace("auto", "0.25"), NO_GPU)[1] == "4 runs at a time on each GPU"
 
 
@@ -148,8 +147,8 @@ def torch_with(monkeypatch):
 def test_this_machine_is_asked_by_torch_where_it_has_a_driver(torch_with):
     small = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", total_memory=40)
     large = SimpleNamespace(name="NVIDIA H200", total_memory=141)
-    (found,) = torch_with(large, small)
-    assert (found.gpus, found.gpu_name, found.gpu_bytes) == (2, small.name, 40)
+    (described,) = torch_with(large, small)
+    assert described == Machine(cores=described.cores, gpus=2, gpu_name=small.name, gpu_bytes=40)
     assert torch_with()[0].gpus == 0
 
 

@@ -28,8 +28,8 @@ def grid_space(first=("named0",), **changes):
     for labels in itertools.product(*factors.values()):
         name = "named0" if "no" in labels else " ".join(labels)
         cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
-    usual = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
-    search = Search(**(usual | changes), factors=factors, cells=())
+    settings = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
+    search = Search(**(settings | changes), factors=factors, cells=())
     plan = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
     return SearchPlan(
         name="s", search=search, cells=cells, first=first, study=None, plans=(plan, plan), times={}
@@ -37,24 +37,24 @@ def grid_space(first=("named0",), **changes):
 
 
 def truth(asked):
-    found = []
+    results = []
     for name in (candidate_of(one.trial) for one in asked):
         kind, values = seed_of("kind", name) % 9, (seed_of("loss", name) % 1000, seed_of("time", name) % 7)
         if kind == 0 and name != "named0":
-            found.append(TrialResult(failed="a fault"))
+            results.append(TrialResult(failed="a fault"))
         else:
-            found.append(TrialResult(values=values, violation=DIVERGED if kind == 1 else None))
-    return found
+            results.append(TrialResult(values=values, violation=DIVERGED if kind == 1 else None))
+    return results
 
 
 def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
-    own = changes.pop("shared", SHARED)
+    shared = changes.pop("shared", SHARED)
     tuning = SimpleNamespace(**{"fields": RATE, "sampler": "tpe", "seeds": (3,)} | changes)
     return [
         TrialGroup(
             name=name,
             study=open_study(storage, name),
-            propose=partial(propose_values, tuning, own),
+            propose=partial(propose_values, tuning, shared),
             num_trials=trials,
             watched_from=67 if prune else None,
         )
@@ -70,7 +70,7 @@ def loss(group, rate, tokens):
 
 def train_all(asked, *, look=True):
     """Train trials, looking after each evaluation whether one is hopeless, or at the end alone."""
-    found = []
+    results = []
     for one in asked:
         curve = {}
         for tokens in TOKENS:
@@ -78,8 +78,8 @@ def train_all(asked, *, look=True):
             if look and one.hopeless_at(curve) is not None:
                 break
         values = (curve[200],) if 200 in curve else None
-        found.append(TrialResult(values=values, violation=0.0, curve=curve))
-    return found
+        results.append(TrialResult(values=values, violation=0.0, curve=curve))
+    return results
 
 
 def facts(trials):

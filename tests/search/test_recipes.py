@@ -47,20 +47,20 @@ def planned(tmp_path):
 
 
 def test_the_budgets_differ_in_tokens_alone(planned):
-    found = planned()
-    tokens = [arm.config.training.tokens for plan in found.plans for arm in plan.arms]
+    search = planned()
+    tokens = [arm.config.training.tokens for plan in search.plans for arm in plan.arms]
     assert tokens == [100_000] * 7 + [200_000] * 7
-    assert {run.seed for plan in found.plans for _, run in plan.runs()} == {3}
-    assert found.arm(200_000, "tseng").config.training.tokens == 200_000
-    assert found.first == ("bf16", "tseng", "nvfp4")
-    assert found.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
-    assert found.levels("tseng") == {}
+    assert {run.seed for plan in search.plans for _, run in plan.runs()} == {3}
+    assert search.arm(200_000, "tseng").config.training.tokens == 200_000
+    assert search.first == ("bf16", "tseng", "nvfp4")
+    assert search.levels("F sr") == {"recipe.gemms": "F", "recipe.stabiliser": "sr"}
+    assert search.levels("tseng") == {}
 
 
 def test_the_shipped_search_can_be_planned():
-    found = plan_search(load_study("tiny-search"))
-    assert found.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
-    assert (len(found.times), found.search.trials) == (51, 24)
+    search = plan_search(load_study("tiny-search"))
+    assert search.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
+    assert (len(search.times), search.search.trials) == (51, 24)
 
 
 @pytest.fixture
@@ -86,18 +86,18 @@ def end(store):
 
 
 def test_the_loss_at_the_end_of_the_budget_or_a_bound(planned, end):
-    found = planned()
-    assert end(found, "bf16", [(50_000, 2.5), (100_000, 2.25)]).values == (2.25, 1.0)
-    assert end(found, "tseng", [], state="failed").failed == "why"
-    diverged = end(found, "F sr", [(50_000, 9.9)], state="diverged")
-    assert diverged.values == (1.5 * math.log(256), found.times["F sr"])
+    search = planned()
+    assert end(search, "bf16", [(50_000, 2.5), (100_000, 2.25)]).values == (2.25, 1.0)
+    assert end(search, "tseng", [], state="failed").failed == "why"
+    diverged = end(search, "F sr", [(50_000, 9.9)], state="diverged")
+    assert diverged.values == (1.5 * math.log(256), search.times["F sr"])
     assert diverged.violation == DIVERGED
     with pytest.raises(UserError, match="the baseline 'bf16' diverged"):
-        end(found, "bf16", [(200_000, 9.9)], state="diverged", budget=200_000)
+        end(search, "bf16", [(200_000, 9.9)], state="diverged", budget=200_000)
 
 
 def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(planned, end):
-    found = planned(("search: {", "search: {objective: token_cost, "))
+    search = planned(("search: {", "search: {objective: token_cost, "))
     half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
     for name, state, curve, cost, violation in (
         ("bf16", "finished", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)], 0.0, None),
@@ -105,21 +105,21 @@ def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation
         ("F sr", "finished", [(50_000, 3.0), (100_000, 2.3)], 100_000 / half_way - 1, pytest.approx(0.3)),
         ("D none", "diverged", [(50_000, 9.0)], 100_000 / half_way - 1, DIVERGED),
     ):
-        result = end(found, name, curve, state)
+        result = end(search, name, curve, state)
         assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
     with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
-        end(found, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
+        end(search, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
 
 
 def test_another_search_of_the_name_is_refused(planned, store):
     check_same(planned(), store)
     check_same(planned(("trials: 4", "trials: 6")), store)
-    for old, new, said in (
+    for old, new, keys in (
         ("seed: 3", "seed: 4", "seed, recipes"),
         (", 200_000]", "]", "budgets, recipes"),
         ("search: {", "search: {objective: token_cost, ", "objective "),
     ):
-        with pytest.raises(UserError, match=f"with other {said}"):
+        with pytest.raises(UserError, match=f"with other {keys}"):
             check_same(planned((old, new)), store)
     lock = store.path / LOCK
     lock.unlink()
@@ -164,14 +164,14 @@ def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_publis
     arms = (f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in apart.values())
     (tmp_path / "search.yaml").write_text(HEAD + "".join(arms))
     study = load_study(tmp_path / "search.yaml")
-    found = plan_search(study)
-    (tmp_path / "confirm.yaml").write_text(confirm_study(found, [*found.times][1:], "search.yaml"))
+    search = plan_search(study)
+    (tmp_path / "confirm.yaml").write_text(confirm_study(search, [*search.times][1:], "search.yaml"))
     again = load_study(tmp_path / "confirm.yaml")
     assert (again.name, again.seeds, study.seeds) == ("s-confirm", (8, 9, 10, 11, 12), (7,))
     assert again.search is None
     assert again.target == study.target
     assert again.training == replace(study.training, tokens=2_000_000)
-    assert len(again.arms) == len(found.times) > 20
+    assert len(again.arms) == len(search.times) > 20
     arms = {arm.name: arm for arm in study.arms}
     for arm in again.arms:
         other = arms[arm.name]

@@ -74,10 +74,10 @@ def test_nothing_is_tried_twice_and_without_pruning_all_is_complete(fields, samp
     changes = {"fields": fields, "shared": shared, "sampler": sampler, "trials": trials, "prune": False}
     (group,) = groups(optuna.storages.InMemoryStorage(), names=["fp4"], **changes)
     assert search([group], 2, train_all)
-    found = group.study.get_trials()
-    tried = [trial.params for trial in found]
+    ended = group.study.get_trials()
+    tried = [trial.params for trial in ended]
     assert tried[0] == shared
     assert len(set(map(repr, tried))) == trials
-    assert {trial.state.name for trial in found} == {"COMPLETE"}
+    assert {trial.state.name for trial in ended} == {"COMPLETE"}
     if sampler == "grid":
         assert sorted(map(repr, tried)) == sorted(map(repr, combinations(fields)))

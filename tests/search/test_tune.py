@@ -54,14 +54,14 @@ def searching(tmp_path):
 
 def test_each_arm_gets_its_own_rate(searching):
     call, executor, store = searching()
-    found, open_runs = call()
-    assert (found.done, open_runs) == (True, set())
+    tuning, open_runs = call()
+    assert (tuning.done, open_runs) == (True, set())
     assert len(executor.ran) == len(set(executor.ran)) == 12
     assert [arm.name for arm in store.plan().arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
     pruned = []
-    first, second = ([trial.values for trial in group.trials[:4]] for group in found.groups)
+    first, second = ([trial.values for trial in group.trials[:4]] for group in tuning.groups)
     assert first == second  # spread over the space, after the study's own
-    for group in found.groups:
+    for group in tuning.groups:
         assert group.trials[0].values == group.shared
         assert BEST[group.name] / 1.5 < group.chosen["learning_rate"] < BEST[group.name] * 1.5
         assert len(group.trials) == 6
@@ -85,8 +85,8 @@ def test_a_run_that_diverged_counts_at_the_bound_and_is_never_chosen(searching, 
 def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
     call, executor, store = searching()
     executor.end = lambda run: "failed" if run.arm == "fp4 trial 1" else "finished"
-    found, open_runs = call()
-    assert not found.done
+    tuning, open_runs = call()
+    assert not tuning.done
     assert open_runs == {run.id for _, run in store.plan().runs()}  # a round is told as a whole
     again, _ = call()
     assert len(executor.ran) == 4

@@ -32,28 +32,28 @@ def outcome(study, tmp_path):
 
     def lines(text: str | bytes) -> list[str]:
         try:
-            found = study(text)
+            loaded = study(text)
         except UserError as error:
             shown = [str(problem) for problem in error.problems]
             assert all(line.startswith(("study.yaml:", "--set:")) and "\n" not in line for line in shown)
             return [line.removeprefix("study.yaml:").lstrip() for line in shown]
-        return [line.replace(str(tmp_path), "HERE") for line in meaning(found, vars(study(SHORTEST)))]
+        return [line.replace(str(tmp_path), "HERE") for line in meaning(loaded, vars(study(SHORTEST)))]
 
     return lines
 
 
-def meaning(found, shortest):
+def meaning(loaded, shortest):
     """Yield a line for each part of a study that the shortest one does not have, and one for each arm."""
-    for part, value in vars(found).items():
+    for part, value in vars(loaded).items():
         if part not in ("arms", "path", "source", "training") and value != shortest[part]:
             yield f"{part}: {value}"
-    for arm in found.arms:
-        given = [
+    for arm in loaded.arms:
+        settings = [
             f"{section}.{key}={value}"
             for section in ("model", "data", "training", "resources")
-            for own in [getattr(arm, section)]
-            for key, value in asdict(own).items()
-            if value != getattr(type(own)(), key)
+            for values in [getattr(arm, section)]
+            for key, value in asdict(values).items()
+            if value != getattr(type(values)(), key)
         ]
-        given += [str(one) for one in (arm.description, arm.fork, arm.factors) if one]
-        yield ", ".join([f"arm '{arm.name}': {describe(arm.recipe)}", *given])
+        settings += [str(extra) for extra in (arm.description, arm.fork, arm.factors) if extra]
+        yield ", ".join([f"arm '{arm.name}': {describe(arm.recipe)}", *settings])

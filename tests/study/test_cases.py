@@ -6,12 +6,11 @@ has files of cases. ``study.yaml:`` is left out of the lines. Files that are lon
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.golden import cases, check
+from tests.golden import cases, check, check_text
 
 HEAD = """\
 name: s
@@ -29,10 +28,8 @@ def test_every_file_has_its_lines_and_nothing_else_lies_there():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_each_fault_has_its_line(path, outcome):
-    found, told = outcome(path.read_bytes()), path.with_suffix(".txt")
-    if "REWRITE" in os.environ:
-        told.write_text("".join(f"{line}\n" for line in found), encoding="utf-8")
-    assert found == told.read_text(encoding="utf-8").splitlines()
+    lines = outcome(path.read_bytes())
+    check_text(path.with_suffix(".txt"), "".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize("case", cases(*sorted((HERE / "cases").glob("*.txt"))))
