@@ -148,7 +148,7 @@ class Theirs:
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize(("gemm", "operand", "largest"), [("fprop", "x", 448), ("wgrad", "dy", 57344)])
 def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, largest):
-    layer, theirs = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up, Theirs(largest)
+    layer, reference = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up, Theirs(largest)
     planned = layer.plan(0, torch.device("cpu")).operand(gemm, operand)
     rng = np.random.default_rng(0)
 
@@ -156,28 +156,30 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
         values = np.array(values, np.float32)
         for _ in range(2):  # the second time it is recomputed
             draw = layer.draw(torch.from_numpy(values), planned, Position(step=step, call=call, tokens=0))
-            assert tensor_scale(draw.amax_number, draw.policy)[0] == theirs.scale
-        theirs.quantised(values)
+            assert tensor_scale(draw.amax_number, draw.policy)[0] == reference.scale
+        reference.quantised(values)
 
-    odd = [[np.nan, 3.0], [0.0, -0.0], [1e-45], [-np.inf, 1.0], [0.0], [np.nan], [7.0], []]
-    for step, values in enumerate([odd[1], odd[3], odd[0]]):  # none of them, at the start, moves it from 1
+    awkward = [[np.nan, 3.0], [0.0, -0.0], [1e-45], [-np.inf, 1.0], [0.0], [np.nan], [7.0], []]
+    for step, values in enumerate(
+        [awkward[1], awkward[3], awkward[0]]
+    ):  # none of them, at the start, moves it from 1
         same(values, step=step)
-        theirs.rolled()
+        reference.rolled()
     for step in range(3, 600):
         for call in range(2):
             same(
-                odd[step % 8] if call and step > 592 else np.exp(rng.normal(size=3)) / step,
+                awkward[step % 8] if call and step > 592 else np.exp(rng.normal(size=3)) / step,
                 step=step,
                 call=call,
             )
-            theirs.rolled()
-    frozen = theirs.scale
+            reference.rolled()
+    frozen = reference.scale
     for step in range(600, 2800):  # down to fp32's smallest, and until nothing else is known
         same([2.0 ** -min((step - 600) // 7, 149)], step=step)
-        theirs.rolled()
+        reference.rolled()
         at = Position(step=step, call=EVAL_CALL, tokens=0)
         layer.draw(torch.ones(1) * 1e30, planned, at)  # evaluation leaves no trace
-    assert frozen < theirs.scale == LARGEST
+    assert frozen < reference.scale == LARGEST
 
 
 def warned(loop):
@@ -308,7 +310,7 @@ def test_presets_with_rules_or_phases_run_on_a_deep_model_and_tied_weights_stay_
         model.lm_head.weight = model.embed.weight
         state = apply_recipe(model, recipe, total_tokens=1000)
         for state.tokens in (0, 999):
-            assert all(torch.isfinite(found).all() for found in step(model))
+            assert all(torch.isfinite(tensor).all() for tensor in step(model))
         assert model.lm_head.weight is model.embed.weight
 
 

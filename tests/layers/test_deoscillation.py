@@ -77,11 +77,11 @@ def test_weights_become_what_the_formula_says(window, threshold, kept):
             one.step(weight.numpy()) for one, weight in zip(references, walk(model, size=0.02), strict=True)
         ]
         state.advance()
-        told = deoscillation.step()
+        reset_count = deoscillation.step()
         for layer, (weight, _) in zip(model, wanted, strict=True):
             assert np.array_equal(layer.weight.detach().numpy(), weight)
         count = sum(count for _, count in wanted)
-        assert told == (count if index and index % window == 0 else None)
+        assert reset_count == (count if index and index % window == 0 else None)
         total += count
     assert 0 < total < 4 * model[0].weight.numel()
 
@@ -128,12 +128,14 @@ def test_weights_are_set_to_their_own_grid(recipe, dtype):
 )  # fmt: skip
 def test_windows_begin_where_they_are_told_and_anew_with_another_grid(more, changed):
     model, state = make(FP4 | more, total_tokens=1000)
-    found = []
+    moved_layers = []
     for _ in changed:
         before = walk(model)
         state.advance(100)
-        found.append("".join(str(i) for i, one in enumerate(before) if not torch.equal(model[i].weight, one)))
-    assert found == changed
+        moved_layers.append(
+            "".join(str(i) for i, one in enumerate(before) if not torch.equal(model[i].weight, one))
+        )
+    assert moved_layers == changed
 
 
 def test_odd_weights_are_left_alone():

@@ -102,13 +102,13 @@ def trained(experts, counts):
     model = in_model(experts)
     state = apply_recipe(model, RECIPE, seed=3)
     x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    found = []
+    outputs = []
     for _ in range(2):
         y = model.experts(x, counts)
         y.pow(2).sum().backward()
         state.advance()
-        found.append(y.detach().clone())
-    return [*found, x.grad]
+        outputs.append(y.detach().clone())
+    return [*outputs, x.grad]
 
 
 @pytest.mark.parametrize("counts", [[32, 32, 32], [64, 0, 32]])
@@ -170,11 +170,11 @@ def test_weights_are_de_oscillated_to_their_own_grid(kind):
             experts.up.add_(0.05 * torch.randn_like(experts.up))
         before = experts.up.detach().clone()
         state.advance()
-    found, before = (one.mT if kind is Transposed else one for one in (experts.up, before))
+    weights, before = (one.mT if kind is Transposed else one for one in (experts.up, before))
     grid = fake_quantize(before.bfloat16().float(), state.recipe.fprop.right)
-    reset = found != before
+    reset = weights != before
     assert reset.float().mean() > 0.5
-    assert torch.equal(found[reset], grid[reset])
+    assert torch.equal(weights[reset], grid[reset])
 
 
 def of_transformers(kind, depth):

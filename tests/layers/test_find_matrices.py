@@ -208,8 +208,8 @@ def test_hooks_buffers_and_attributes_stay():
     linear.note = "mine"
     linear.requires_grad_(False).eval()
     apply_recipe(nn.Sequential(linear), FP4)
-    kept = (type(linear), linear.note, linear.training, linear.weight.requires_grad)
-    assert kept == (QuantLinear, "mine", False, False)
+    attributes = (type(linear), linear.note, linear.training, linear.weight.requires_grad)
+    assert attributes == (QuantLinear, "mine", False, False)
     linear(X.clone().requires_grad_()).sum().backward()
     assert (seen, list(linear.state_dict())) == (["forward", "backward"], ["weight", "bias", "scale"])
 

@@ -98,8 +98,8 @@ def by_the_book(layer, x, dy):
         if source != "high_precision":
             tensor = value("fprop", name, tensor).float()
             tensor = tensor.to(torch.bfloat16) if source == "forward_bf16" else tensor
-        done = rounded(gemm, name, tensor)
-        return done.values.double() * done.descale
+        quantised = rounded(gemm, name, tensor)
+        return quantised.values.double() * quantised.descale
 
     def back(gemm, name, grad, mask):
         """Mask and rotate back what is in the forward's rotated in-features."""
@@ -119,10 +119,10 @@ def by_the_book(layer, x, dy):
 @pytest.mark.parametrize("name", RECIPES)
 def test_three_gemms_by_the_book(name, backend):
     layer, (x, dy) = made(name, backend, step=11, call=2), data(256)
-    ours = passed(layer, x.t().contiguous().t()[None], dy[None])  # not contiguous, three dimensions
+    outputs = passed(layer, x.t().contiguous().t()[None], dy[None])  # not contiguous, three dimensions
     w = layer.weight.detach().double()
     exact = (x.double() @ w.T, dy.double() @ w, dy.double().T @ x.double())
-    for gemm, output, book, reference in zip(GEMMS, ours, by_the_book(layer, x, dy), exact, strict=True):
+    for gemm, output, book, reference in zip(GEMMS, outputs, by_the_book(layer, x, dy), exact, strict=True):
         rotated_back = layer.recipe_at(0).gemm(gemm).right.source != "high_precision"
         # Where a gradient is rotated back, it was rounded to bf16 before.
         atol = (2**-7 if rotated_back else 1e-5) * book.abs().max()

@@ -43,8 +43,8 @@ def worker(rank, meeting, wrap, recipe_first):
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
     x = X if wrap is sharded else X[rank * 64 : (rank + 1) * 64]
     expected, grads = one_process(x)
-    own, of_the_first = (one_process(x, replica)[1] for replica in (rank, 0))
-    assert_same(own, grads)
+    of_this_rank, of_the_first = (one_process(x, replica)[1] for replica in (rank, 0))
+    assert_same(of_this_rank, grads)
     assert torch.equal(grads[-2], of_the_first[-2]) == (rank == 0), "noise of each rank's own"
     model = make()
     if recipe_first:

@@ -92,10 +92,10 @@ def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
     for part, content in zip(resumed, torch.load(file, weights_only=True), strict=True):
         part.load_state_dict(content)
     assert_same([*first, *train(resumed, range(3, 6))], rows)
-    kept, expected = resumed[1].state_dict(), whole[1].state_dict()
+    resumed_state, expected = resumed[1].state_dict(), whole[1].state_dict()
     for name, sums in expected.pop("deoscillation", {}).items():
-        assert torch.equal(torch.as_tensor(kept["deoscillation"][name]), torch.as_tensor(sums))
-    assert kept | expected == kept
+        assert torch.equal(torch.as_tensor(resumed_state["deoscillation"][name]), torch.as_tensor(sums))
+    assert resumed_state | expected == resumed_state
 
 
 def test_a_state_of_another_seed_or_no_state_is_refused():
@@ -125,13 +125,13 @@ def test_replicas_share_the_draws_that_one_pass_over_all_data_makes_once(recipe)
         seen.append(drawn)
     alone, *replicas = seen
     policies = {(gemm, name): policy for gemm, name, policy in state.recipe.operands()}
-    own = {where for where, one in policies.items() if one.rounding != "nearest" and where[1] != "w"}
+    own = {operand for operand, one in policies.items() if one.rounding != "nearest" and operand[1] != "w"}
     assert ("wgrad", "dy") in own
-    for where in alone:
-        assert torch.equal(alone[where], replicas[0][where])
+    for operand in alone:
+        assert torch.equal(alone[operand], replicas[0][operand])
         for a, b in itertools.combinations(replicas, 2):
             # The signs are shared: what is rounded to nearest is the same, rotated.
-            assert torch.equal(a[where], b[where]) == (where not in own)
+            assert torch.equal(a[operand], b[operand]) == (operand not in own)
 
 
 TOLD = partial(checkpoint, use_reentrant=False, context_fn=recompute_contexts)

@@ -12,13 +12,15 @@ from ablate.modelled.speed import KERNEL_SPREAD, RATES, seconds_range
 from tests.benchmark import load_benchmark
 
 benchmark = load_benchmark("speed_model")
-MEASURED_UPS = [one for one in benchmark.SPEED_UPS if not one.at_least]
+MEASURED_UPS = [speed_up for speed_up in benchmark.SPEED_UPS if not speed_up.at_least]
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_long_as_measured():
     for rate in ("gemm16", "gemm8", "gemm4", "memory"):
-        assert RATES[rate][1] == round(geometric_mean(s for _, one, s in benchmark.KERNELS if one == rate), 2)
+        assert RATES[rate][1] == round(
+            geometric_mean(s for _, unit, s in benchmark.KERNELS if unit == rate), 2
+        )
     for eight in (False, True):
         off = [
             math.log1p(step.deviation) for step in benchmark.CALIBRATION if step.work.fp8_attention is eight
@@ -43,7 +45,7 @@ def test_deviations_above_a_tenth_are_explained_and_counted():
 
 def test_ranges_hold_all_that_was_held_out():
     steps = [(seconds_range(step.time), 1 / step.tokens_per_sec) for step in benchmark.HELD_OUT]
-    measured = [(one.modelled, one.published) for one in MEASURED_UPS]
+    measured = [(speed_up.modelled, speed_up.published) for speed_up in MEASURED_UPS]
     inside = [found.low <= value <= found.high for found, value in (*steps, *measured)]
     assert inside == [True] * 19  # as docs/planning.md says
 

@@ -101,10 +101,10 @@ def together(pools, tmp_path, tokens):
         context = get_context("spawn")
         if size not in pools:
             pools[size] = [ProcessPoolExecutor(1, mp_context=context) for _ in range(size)]
-        done = [pool.submit(member, rank, size, *task, **options) for rank, pool in enumerate(pools[size])]
-        for one in wait(done, return_when=FIRST_EXCEPTION).done:
-            one.result()
-        return done[0].result()
+        futures = [pool.submit(member, rank, size, *task, **options) for rank, pool in enumerate(pools[size])]
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+        return futures[0].result()
 
     return run
 
@@ -128,8 +128,8 @@ def test_the_first_process_measures_what_one_alone_would(make_config, together):
 
 @pytest.mark.parametrize(("model", "recipe"), [
     ("gpt", ALL),
-    *(pytest.param(*one, marks=pytest.mark.exhaustive)
-      for one in (("llama", ALL), ("untied", NVFP4), ("llama", RESET), ("experts", ALL))),
+    *(pytest.param(*case, marks=pytest.mark.exhaustive)
+      for case in (("llama", ALL), ("untied", NVFP4), ("llama", RESET), ("experts", ALL))),
 ])  # fmt: skip
 def test_two_processes_have_the_curve_of_one_to_the_bit(make_config, together, model, recipe):
     """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
@@ -138,11 +138,13 @@ def test_two_processes_have_the_curve_of_one_to_the_bit(make_config, together, m
     state, _, alone, _ = together(config, 1, "alone")
     rows = together(config)[2]
     assert (state, losses(rows)) == ("finished", losses(alone))
-    resets, own = ([row.get("weights_reset") for row in some if "loss" in row] for some in (rows, alone))
-    assert resets == own
+    resets, resets_alone = (
+        [row.get("weights_reset") for row in some if "loss" in row] for some in (rows, alone)
+    )
+    assert resets == resets_alone
     assert any(resets) == ("deoscillate" in recipe)
-    norms, own_norms = ([row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone))
-    assert norms == pytest.approx(own_norms, rel=1e-5)  # a sum over other rows
+    norms, norms_alone = ([row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone))
+    assert norms == pytest.approx(norms_alone, rel=1e-5)  # a sum over other rows
 
 
 def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(make_config, together):

@@ -67,8 +67,8 @@ def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make
 )
 def test_evaluating_in_bf16_as_well_changes_no_other_bit(make_config, tokens, recipe):
     by = {
-        how: curve(make_config(recipe, evaluate_in=how, **SHORT), tokens)[1]
-        for how in ("recipe", "bf16", "both")
+        evaluated_in: curve(make_config(recipe, evaluate_in=evaluated_in, **SHORT), tokens)[1]
+        for evaluated_in in ("recipe", "bf16", "both")
     }
     beside = [row.pop("val_loss_bf16") for row in by["both"] if row["kind"] == "eval"]
     assert by["both"] == by["recipe"]
