@@ -44,6 +44,20 @@ class Stepper:
     ``recipe``, ``seed``: None takes those of the study that started the process. ``tokens_per_step``:
     training tokens of an optimizer step over all devices, for recipes that change after so many tokens; None
     takes the study's. ``options``: of ``apply_recipe``.
+
+    >>> import torch
+    >>> from ablate.integrations import Stepper
+    >>> model = torch.nn.Linear(32, 32)
+    >>> stepper = Stepper(model, "mxfp4", seed=0, tokens_per_step=64)
+    Fprop, Dgrad, Wgrad: 1 of 1 matrix in low precision, 100.0% of the FLOPs
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> for _ in range(2):
+    ...     model(torch.randn(64, 32)).square().mean().backward()
+    ...     optimizer.step()
+    ...     stepper.step()
+    ...     optimizer.zero_grad()
+    >>> stepper.state.tokens
+    128
     """
 
     def __init__(

@@ -431,6 +431,13 @@ def quantize(
     FP8; in a format without such a code the scale is NaN and the codes are 0.
 
     Arguments and errors as ``round_operand``; a policy in high precision is a ``ValueError`` too.
+
+    >>> import torch
+    >>> from ablate.numerics import OperandPolicy, quantize
+    >>> row = torch.tensor([[0.1, 0.7, -1.2, 5.0] + [0.0] * 28])
+    >>> quantized = quantize(row, OperandPolicy(format="mxfp4"))
+    >>> quantized.codes[0, :4], quantized.scales  # 5.0 becomes 4, code 6; the scale is 2 ** (127 - 127)
+    (tensor([ 0,  1, 10,  6], dtype=torch.uint8), tensor([[127]], dtype=torch.uint8))
     """
     operand = _operand(x, policy, axis, key, amax)
     scaled = _scaled(operand)

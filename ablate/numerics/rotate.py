@@ -33,6 +33,16 @@ def hadamard_last(x: Tensor, group: int, signs: Tensor | None = None) -> Tensor:
         x: [..., n] with n divisible by ``group``.
         group: a power of two.
         signs: ±1 of shape [group], or None for the deterministic rotation.
+
+    An outlier is spread over its group, and the rotation is its own inverse:
+
+    >>> import torch
+    >>> from ablate.numerics import hadamard_last
+    >>> row = torch.tensor([[8.0, 0.0, 0.0, 0.0]])
+    >>> hadamard_last(row, 4)
+    tensor([[4., 4., 4., 4.]])
+    >>> hadamard_last(hadamard_last(row, 4), 4)
+    tensor([[8., 0., 0., 0.]])
     """
     blocks = x.reshape(-1, group)
     if signs is not None:

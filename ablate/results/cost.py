@@ -103,7 +103,17 @@ def log_tokens(outcomes: Sequence[Outcome]) -> Estimate | None:
 
 
 def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
-    """Compute the token cost of each arm over one baseline; the arms' variances moderate each other."""
+    """Compute the token cost of each arm over one baseline; the arms' variances moderate each other.
+
+    >>> from ablate.results.intervals import Method
+    >>> from ablate.run.outcome import Outcome
+    >>> def runs(*tokens):
+    ...     return [Outcome(seed=seed, end="hit", low=t, high=t) for seed, t in enumerate(tokens)]
+    >>> sides = {"mxfp4": (runs(112_000, 108_000, 111_000), runs(100_000, 98_000, 101_000))}
+    >>> cost = token_costs(sides, Method(paired=True))["mxfp4"]
+    >>> f"{cost.estimate:+.1%} [{cost.low:+.1%}, {cost.high:+.1%}], {cost.pairs} pairs"
+    '+10.7% [+7.9%, +13.5%], 3 pairs'
+    """
     results = {arm: (with_result(runs), with_result(base_runs)) for arm, (runs, base_runs) in sides.items()}
     logs = {}
     for arm, (runs, base_runs) in results.items():

@@ -150,7 +150,12 @@ def combined_interval(parts: Sequence[tuple[float, Estimate]], alpha: float = AL
 
 
 def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
-    """Return the mean with its t interval; for paired differences this is the paired t interval."""
+    """Return the mean with its t interval; for paired differences this is the paired t interval.
+
+    >>> mean = mean_interval([0.11, 0.14, 0.08])
+    >>> round(mean.estimate, 3), round(mean.low, 3), round(mean.high, 3)
+    (0.11, 0.035, 0.185)
+    """
     x = np.asarray(values, dtype=float)
     return t_interval(mean_estimate(x), alpha) if len(x) else Interval(note="no values")
 

@@ -48,7 +48,13 @@ class StepPlan:
 
 
 def plan_steps(training: TrainingConfig, devices: int = 1) -> StepPlan:
-    """Convert a token budget to whole steps; the last step completes the budget."""
+    """Convert a token budget to whole steps; the last step completes the budget.
+
+    >>> from ablate.run.config import TrainingConfig
+    >>> plan = plan_steps(TrainingConfig(tokens=100_000, batch_size=8, seq_len=128))
+    >>> plan.steps, plan.tokens
+    (98, 100352)
+    """
     tokens_per_step = training.batch_size * training.seq_len
     steps = math.ceil(training.tokens / tokens_per_step)
     eval_every = min(steps, max(1, round(training.eval_every_tokens / tokens_per_step)))

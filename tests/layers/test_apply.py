@@ -61,7 +61,15 @@ def step(model):
 
 
 def test_the_examples_of_the_docstrings():
-    for name in ("ablate.layers.apply", "ablate.numerics.quantiser"):
+    for name in (
+        "ablate.layers.apply",
+        "ablate.numerics.quantiser",
+        "ablate.numerics.rotate",
+        "ablate.results.cost",
+        "ablate.results.intervals",
+        "ablate.integrations",
+        "ablate.run.schedule",
+    ):
         result = doctest.testmod(importlib.import_module(name))
         assert result.attempted
         assert result.failed == 0
