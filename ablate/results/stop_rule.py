@@ -105,60 +105,42 @@ def decide(
     result (yet). The baseline and the arms in ``never`` continue as long as any other arm does.
     """
     may_stop = {arm for arm, runs in outcomes.items() if not _is_complete(runs)} - never
-    decision = Decision(stopped={})
-    if rule.settled is not None:
-        decision = _decide_by_looks(outcomes, rule.settled, method, baseline, may_stop, never, margin)
-    stopped = dict(decision.stopped)
-    for arm in outcomes:
-        # Of a settled arm only the runs of its look count here too.
-        seeds = stopped[arm].seeds if arm in stopped else None
-        diverged = sum(run.end == "diverged" for run in outcomes[arm][:seeds])
-        if arm in may_stop - {baseline} and rule.diverged is not None and diverged >= rule.diverged:
-            stopped[arm] = Stopped(kind="diverged", reason=f"{diverged} of its runs have diverged")
-    return Decision(stopped=stopped, seeds=decision.seeds)
-
-
-def _decide_by_looks(
-    outcomes: Mapping[str, Sequence[Curve]],
-    rule: Settled,
-    method: Method,
-    baseline: str,
-    may_stop: set[str],
-    never: frozenset[str],
-    margin: Margin | None,
-) -> Decision:
-    """Take each look that is due; ``may_stop``: the arms with runs to come, but for those in ``never``."""
-    stopped: dict[str, Stopped] = {}
     going = [arm for arm in outcomes if arm != baseline]
-    for n in rule.looks[:-1]:
+    looks = () if rule.settled is None else rule.settled.looks
+    stopped: dict[str, Stopped] = {}
+    seeds = looks[-1] if looks else None
+    for n in looks[:-1]:
         first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
-        if not all(_is_due(runs, n) for runs in first.values()):
-            return Decision(stopped=stopped, seeds=n)
+        if any(len(runs) < n or not _is_complete(runs, or_lost=True) for runs in first.values()):
+            seeds = n  # one of these runs may still give a result
+            break
+        after = f"after {n} of at most {looks[-1]} seeds"
         sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
-        after = f"after {n} of at most {rule.looks[-1]} seeds"
-        for arm, reason in _settled_arms(sides, rule, method, margin):
+        for arm, reason in _settled_arms(sides, rule.settled, method, margin):
             if arm in may_stop:
                 stopped[arm] = Stopped(kind="settled", seeds=n, reason=f"{reason} {after}")
         going = [arm for arm in going if arm not in stopped]
         if not set(going) - never:
             last = Stopped(kind="settled", seeds=n, reason=f"every arm is settled {after}")
             stopped |= dict.fromkeys((*going, baseline), last)
-            return Decision(stopped=stopped, seeds=n)
-    return Decision(stopped=stopped, seeds=rule.looks[-1])
+            seeds = n
+            break
+    for arm in outcomes:
+        # Of a settled arm only the runs of its look count here too.
+        counted = outcomes[arm][: stopped[arm].seeds] if arm in stopped else outcomes[arm]
+        diverged = sum(run.end == "diverged" for run in counted)
+        if arm in may_stop - {baseline} and rule.diverged is not None and diverged >= rule.diverged:
+            stopped[arm] = Stopped(kind="diverged", reason=f"{diverged} of its runs have diverged")
+    return Decision(stopped=stopped, seeds=seeds)
 
 
-def _is_complete(runs: Sequence[Outcome]) -> bool:
-    """Whether every run has a result."""
-    return all(run.end != "missing" for run in runs)
-
-
-def _is_due(runs: Sequence[Outcome], n: int) -> bool:
-    """Whether there are ``n`` runs, and each has a result or can no longer get one."""
-    return len(runs) == n and all(run.end != "missing" or run.lost for run in runs)
+def _is_complete(runs: Sequence[Outcome], *, or_lost: bool = False) -> bool:
+    """Whether every run has a result; with ``or_lost``, or can no longer get one."""
+    return all(run.end != "missing" or (or_lost and run.lost) for run in runs)
 
 
 def _settled_arms(
-    sides: Mapping[str, Sides], rule: Settled, method: Method, margin: Margin | None
+    sides: Mapping[str, Sides], rule: Settled | None, method: Method, margin: Margin | None
 ) -> Iterator[tuple[str, str]]:
     """Yield each arm of which something is settled, and in words what."""
     losses = {}
@@ -179,5 +161,5 @@ def _settled_arms(
         # Runs cut at the budget can show a cost, but no saving.
         elif margin is None and (is_settled(cost) or is_positive):
             yield arm, "its token cost is settled"
-        elif rule.narrower_than is not None and width < rule.narrower_than:
+        elif rule is not None and rule.narrower_than is not None and width < rule.narrower_than:
             yield arm, f"its interval is narrower than {100 * rule.narrower_than:g} %"

@@ -39,7 +39,7 @@ from ablate.run.evaluations import notes_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
+    from ablate.reports.findings.speed import Modelled, RunTiming, Throughput
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
     from ablate.run.outcome import Outcome
@@ -152,8 +152,23 @@ def _with_figures(
     elif cost.kind == "interval" and timing.kind != "logged":
         runs = (*arm.used, *base_runs)
         cost = replace(cost, near_budget=any(_is_near_budget(run, arm.counted_from) for run in runs))
-    arm = replace(arm, tokens_to_target=mean, token_cost=cost, final_loss=final_loss(arm.used, arm.alpha))
-    arm = replace(arm, measured=_measured(arm, base_runs, plan, timing, throughput))
+    final = final_loss(arm.used, arm.alpha)
+    arm = replace(arm, tokens_to_target=mean, token_cost=cost, final_loss=final)
+    rates = {} if throughput is None else throughput.tokens_per_sec
+    if arm.name in rates:
+        measured = alone_speed(
+            rates[arm.name],
+            rates[plan.baseline],
+            cost=cost,
+            tokens=log_tokens(arm.used),
+            alpha=arm.alpha,
+        )
+        arm = replace(arm, measured=measured)
+    elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
+        measured = measured_speed(arm.used, base_runs, method_of(plan, arm.counted_from))
+        # Logs may have no times.
+        if measured.throughput.estimate is not None:
+            arm = replace(arm, measured=measured)
     limited = None
     if plan.margin is not None and not is_baseline:
         loss = arm.difference.figure
@@ -180,30 +195,6 @@ def _is_near_budget(run: RunResult, origin: int) -> bool:
     """Whether the run hit in the last ``NEAR_BUDGET`` of its budget; a budget of 0 is unknown."""
     edge = (1 - NEAR_BUDGET) * (run.budget - origin)
     return run.tokens_to_target is not None and 0 < edge < run.tokens_to_target
-
-
-def _measured(
-    arm: ArmResult,
-    base_runs: Sequence[RunResult],
-    plan: LockedPlan,
-    timing: RunTiming,
-    throughput: Throughput | None,
-) -> Measured | None:
-    if throughput is not None and arm.name in throughput.tokens_per_sec:
-        rates = throughput.tokens_per_sec
-        return alone_speed(
-            rates[arm.name],
-            rates[plan.baseline],
-            cost=arm.token_cost,
-            tokens=log_tokens(arm.used),
-            alpha=arm.alpha,
-        )
-    if timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        measured = measured_speed(arm.used, base_runs, method_of(plan, arm.counted_from))
-        # Logs may have no times.
-        if measured.throughput.estimate is not None:
-            return measured
-    return None
 
 
 def _log_notes(frames: StudyFrames) -> tuple[str, ...]:

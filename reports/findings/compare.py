@@ -143,7 +143,14 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
     differs = study_differences(analyses, frames)
     for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
         results = [analysis.other(name) for analysis in analyses]
-        arm = _compared_arm(name, results, places)
+        strictest = min(result.alpha for result in results if result is not None)
+        costs = [None if result is None else result.token_cost for result in results]
+        gaps = [None if result is None else result.difference for result in results]
+        arm = ComparedArm(
+            name=name,
+            token_cost=line_through(costs, places, strictest),
+            loss_gap=line_through(gaps, places, strictest),
+        )
         reason = _why_left_out(arm, results, [analysis.baseline_arm for analysis in analyses], axis)
         if reason:
             left_out[name] = reason
@@ -203,18 +210,6 @@ def _axis(studies: Sequence[PlacedStudy]) -> Axis:
         f"all studies have models of {studies[0].parameters:,} parameters and a budget of "
         f"{studies[0].tokens:,} tokens: there is no trend over either",
         hint=_TWO,
-    )
-
-
-def _compared_arm(name: str, results: Sequence[ArmResult | None], places: Sequence[int]) -> ComparedArm:
-    """Fit an arm's lines. ``results``: of each study, None where the study lacks the arm."""
-    costs = [None if result is None else result.token_cost for result in results]
-    losses = [None if result is None else result.difference for result in results]
-    strictest = min(result.alpha for result in results if result is not None)
-    return ComparedArm(
-        name=name,
-        token_cost=line_through(costs, places, strictest),
-        loss_gap=line_through(losses, places, strictest),
     )
 
 

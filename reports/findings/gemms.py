@@ -21,7 +21,6 @@ from ablate.recipes import GEMMS, PRESETS, Gemm, Recipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from ablate.recipes import OperandPolicy
     from ablate.results.cost import Cost
     from ablate.store.records import RecordedConfig
 
@@ -29,6 +28,7 @@ Gemms = tuple[Gemm, ...]
 PLAIN = "none"
 _OF_THE_STABILISER = ("rounding", "prescale", "undo", "hadamard", "signs", "permute", "rotated_bf16")
 _SIDES = ("left", "right")
+_STOCHASTIC = {"stochastic_rocm": "SR(rocm)", "stochastic_8bit": "SR8", "stochastic": "SR"}
 
 
 class RecipeKind(NamedTuple):
@@ -86,40 +86,26 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     has.
     """
     gemms = []
-    operands: list[OperandPolicy] = []
+    operands = []
     for gemm in GEMMS:
         policy = recipe.gemm(gemm)
         if "fp4" in policy.left.format and "fp4" in policy.right.format:
             gemms.append(gemm)
-            operands += (policy.left, policy.right)
+            operands += [policy.left, policy.right]
     formats = {operand.format for operand in operands}
     if len(formats) != 1 or recipe.deoscillate is not None:
         return None
-    parts = []
-    for name, count in (_stochastic_rounding(operands), _rotation(operands)):
-        if count:
-            parts.append(name if count == len(operands) else f"{name}*")
-    return RecipeKind(formats.pop(), tuple(gemms), "+".join(parts) or PLAIN)
-
-
-def _stochastic_rounding(operands: Sequence[OperandPolicy]) -> tuple[str, int]:
-    """Name the kind of stochastic rounding, and count the operands that have it."""
     kinds = [operand.rounding for operand in operands if operand.is_stochastic]
-    if "stochastic_rocm" in kinds:
-        name = "SR(rocm)"
-    elif "stochastic_8bit" in kinds:
-        name = "SR8"
-    else:
-        name = "SR"
-    return name, len(kinds)
-
-
-def _rotation(operands: Sequence[OperandPolicy]) -> tuple[str, int]:
-    """Name the Hadamard transform, and count the operands that have it."""
     rotated = [operand for operand in operands if operand.hadamard]
-    size = max((operand.hadamard for operand in rotated), default=0)
-    has_signs = any(operand.signs != "none" for operand in rotated)
-    return f"{'RHT' if has_signs else 'DHT'}{size}", len(rotated)
+    parts = []
+    if kinds:
+        name = next(name for kind, name in _STOCHASTIC.items() if kind in kinds)
+        parts.append(name if len(kinds) == len(operands) else f"{name}*")
+    if rotated:
+        name = "DHT" if all(operand.signs == "none" for operand in rotated) else "RHT"
+        name += str(max(operand.hadamard for operand in rotated))
+        parts.append(name if len(rotated) == len(operands) else f"{name}*")
+    return RecipeKind(formats.pop(), tuple(gemms), "+".join(parts) or PLAIN)
 
 
 _AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Estimate, Method
     from ablate.run.config import RunConfig
     from ablate.store.plan_file import LockedArm, LockedPlan
-    from ablate.store.records import Environment, RecordedConfig, Speed, SpeedRecord
+    from ablate.store.records import Environment, RecordedConfig, Speed
 
 _TURNS = 2
 """``ablate check steps STUDY`` times the arms forwards, then backwards."""
@@ -151,14 +151,9 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
     if record is None:
         return None
     speeds = {speed.arm: speed for speed in record.arms}
-    reasons = {}
-    for arm in frames.plan.arms:
-        reason = "not timed"
-        if arm.name in speeds:
-            reason = _why_timing_fails(speeds[arm.name], arm) or _why_runs_differ(
-                record, arm, frames, left_out
-            )
-        reasons[arm.name] = reason
+    reasons = {
+        arm.name: _why_not_used(arm, speeds.get(arm.name), frames, left_out) for arm in frames.plan.arms
+    }
     if reasons[frames.plan.baseline]:
         reasons = {name: reason or "no baseline to compare it with" for name, reason in reasons.items()}
     return Throughput(
@@ -173,21 +168,17 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
     )
 
 
-def _why_timing_fails(speed: Speed, arm: LockedArm) -> str:
-    """Say why an arm's timing does not count by itself; empty if it does."""
+def _why_not_used(arm: LockedArm, speed: Speed | None, frames: StudyFrames, left_out: Collection[str]) -> str:
+    """Say why an arm's timing does not count; empty if it does."""
+    record = frames.throughput
+    if record is None or speed is None:
+        return "not timed"
     if speed.backend_mode != "native":
         return f"{speed.backend_mode} arithmetic"
     if not speed.timing_valid:
         return speed.why_not or _NOT_VOUCHED
     if speed.run not in [run.id for run in arm.runs]:
         return "timed with another configuration than its runs have"
-    return ""
-
-
-def _why_runs_differ(
-    record: SpeedRecord, arm: LockedArm, frames: StudyFrames, left_out: Collection[str]
-) -> str:
-    """Say how an arm's runs differ from what was timed; empty if they do not."""
     for run in arm.runs:
         environment = frames.environments.get(run.id)
         if environment is None or run.id in left_out or not frames.runs[run.id].has_result:
@@ -204,32 +195,21 @@ def _why_runs_differ(
 
 def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], method: Method) -> Measured:
     """Compute the speed as logged; no figure if any run lacks a throughput."""
+
+    def ratio(log_figure: Callable[[RunResult], float | None]) -> Interval:
+        values = _values(arm, log_figure)
+        base_values = _values(baseline, log_figure)
+        if not values or not base_values:
+            return _NOT_ALL
+        log_ratio = contrast(values, base_values, paired=method.paired).estimate
+        return exponential(t_interval(log_ratio, method.alpha))
+
     hours = _NOT_ALL
     log_seconds = _values(arm, _log_device_seconds)
     if log_seconds:
         log_hours = [seconds - math.log(_HOUR_SEC) for _, seconds in log_seconds]
         hours = exponential(mean_interval(log_hours, method.alpha))
-    return Measured(
-        timed="as logged",
-        throughput=_ratio(arm, baseline, _log_speed, method),
-        end_to_end=_ratio(arm, baseline, _log_pace, method),
-        hours=hours,
-    )
-
-
-def _ratio(
-    arm: Sequence[RunResult],
-    baseline: Sequence[RunResult],
-    log_figure: Callable[[RunResult], float | None],
-    method: Method,
-) -> Interval:
-    """Return the arm's figure over the baseline's; none if any run lacks it."""
-    values = _values(arm, log_figure)
-    base_values = _values(baseline, log_figure)
-    if not values or not base_values:
-        return _NOT_ALL
-    log_ratio = contrast(values, base_values, paired=method.paired).estimate
-    return exponential(t_interval(log_ratio, method.alpha))
+    return Measured(timed="as logged", throughput=ratio(_log_speed), end_to_end=ratio(_log_pace), hours=hours)
 
 
 def alone_speed(

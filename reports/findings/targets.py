@@ -72,8 +72,11 @@ def move_target(
         # The runs that diverged come last.
         in_order = sorted(curves, key=lambda curve: curve.end == "diverged")
         if in_order:
-            ends = tuple(zip(*(_outcomes_at(curve, targets, rule) for curve in in_order), strict=True))
-            by_target[arm] = (ends, tuple(zip(*base_outcomes[: len(base_ended)], strict=True)))
+            outcomes_of_runs = [_outcomes_at(curve, targets, rule) for curve in in_order]
+            by_target[arm] = (
+                tuple(zip(*outcomes_of_runs, strict=True)),
+                tuple(zip(*base_outcomes[: len(base_ended)], strict=True)),
+            )
     costs: dict[str, list[Cost]] = {arm: [] for arm in by_target}
     for place in range(len(targets)):
         at_target = {arm: (ends[place], base_ends[place]) for arm, (ends, base_ends) in by_target.items()}

@@ -148,14 +148,3 @@ def test_arms_without_seeds_in_common_are_compared_unpaired_beside_pairs():
     assert (found[0].pairs, found[2].pairs) == ((0, 1, 2, 3), ())
     expected = stats.ttest_ind(arms[2], base, equal_var=False).confidence_interval()
     assert ends(found[2].own) == pytest.approx(tuple(expected))
-
-
-@given(seed=st.integers(0, 10_000), unit=st.sampled_from([1e-3, 1.0, 1e4]), shift=st.floats(-5, 5))
-def test_units_and_a_common_shift_change_nothing(seed, unit, shift):
-    arms, base = drawn(seed, 4, 3)
-    one = compare(arms, base, paired=False)
-    other = compare(unit * (arms + shift), unit * (base + shift), paired=False)
-    for arm, found in one.items():
-        assert other[arm].estimate.value == pytest.approx(unit * found.estimate.value, abs=1e-9 * unit)
-        assert other[arm].estimate.variance == pytest.approx(unit**2 * found.estimate.variance, rel=1e-6)
-        assert other[arm].estimate.degrees == pytest.approx(found.estimate.degrees, rel=1e-6)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from runs_in_words import runs_of
-from scipy import stats
 from synthetic_study import analysed, arms_of, line, resolved_recipe, smooth_curve
 from texts import check_words, said_of
 
@@ -20,15 +18,6 @@ from ablate.results.stop_rule import decide, level_of
 from ablate.results.stops import Unneeded, seeds_to_begin
 from ablate.store.plan_file import Margin, Settled, StopRule
 from tests.golden import rows_of
-
-
-def test_one_level_keeps_the_error_rate_over_all_looks():
-    """Paired t intervals of two to eight seeds, drawn anew."""
-    rng, repeats, looks = np.random.default_rng(5), 20_000, tuple(range(2, 9))
-    drawn = rng.normal(0, 1, (repeats, looks[-1]))
-    p = np.array([stats.ttest_1samp(drawn[:, :n], 0, axis=1).pvalue for n in looks])
-    found = (p < level_of(StopRule(settled=Settled(looks=looks)))).any(axis=0).mean()
-    assert abs(found - 0.05) < 2 * math.sqrt(0.05 * 0.95 / repeats)
 
 
 def test_the_level_of_two_looks_is_pococks_where_seeds_are_many():
