@@ -74,15 +74,15 @@ def find_subject(
 ) -> Subject:
     """Find the subject that the command line describes."""
     folder = Path(model).expanduser()
-    own = {} if options is None else _mapping_of(options)
+    model_options = {} if options is None else _mapping_of(options)
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
-        if own:
+        if model_options:
             raise UserError(f"--options: {model} is a run, whose configuration has them (leave them out)")
         return _of_run(folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences)
     chosen, weights = _model(model, folder, seed)
-    if own and chosen.is_built_in:
+    if model_options and chosen.is_built_in:
         raise UserError(f"--options: the preset {model} takes none (a function or a Hugging Face model does)")
-    chosen = replace(chosen, options=own)
+    chosen = replace(chosen, options=model_options)
     corpus = _data(data, str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None)
     config = RunConfig(
         model=chosen, data=corpus, data_digest="", vocab_size=_vocabulary(corpus),
@@ -100,8 +100,8 @@ def _mapping_of(text: str) -> dict[str, Any]:
     source = parse(text.encode(), "--options")
     if source.problems:
         raise UserError(*source.problems)
-    found: dict[str, Any] = source.data
-    return found
+    options: dict[str, Any] = source.data
+    return options
 
 
 def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
@@ -131,23 +131,25 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     A run's own text gives those of its first step; other text is read from its beginning, as far as needed.
     """
     config = subject.config
-    sequences, seq_len = config.training.batch_size, config.training.seq_len
+    sequences = config.training.batch_size
+    seq_len = config.training.seq_len
     if subject.prepared is not None:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
         return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
     data = config.data
     encode: Any = encode_bytes
     if data.tokenizer_path is not None:
-        found = hub.find_tokenizer(data.tokenizer_path)
-        encode = open_json(found.json_path, found.end_of_text).encode
-    is_json = data.source == "jsonl"
-    files = (
-        stdlib_files()
-        if data.source == "stdlib"
-        else find_files(data.paths, JSON_SUFFIXES if is_json else TEXT_SUFFIXES)
-    )
+        tokenizer = hub.find_tokenizer(data.tokenizer_path)
+        encode = open_json(tokenizer.json_path, tokenizer.end_of_text).encode
+    text_field = None
+    if data.source == "stdlib":
+        files = stdlib_files()
+    elif data.source == "jsonl":
+        files = find_files(data.paths, JSON_SUFFIXES)
+        text_field = data.text_field
+    else:
+        files = find_files(data.paths, TEXT_SUFFIXES)
     tokens = np.zeros(0, dtype=np.int64)
-    text_field = data.text_field if is_json else None
     for document in chain.from_iterable(file_documents(file, text_field) for file in files):
         tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
         if len(tokens) > sequences * seq_len:
@@ -182,13 +184,17 @@ def _of_run(
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
-    trained, model, plan = config, config.model, plan_steps(config.training)
-    words, done = "the weights at its end", plan.tokens
+    trained = config
+    model = config.model
+    plan = plan_steps(config.training)
+    weights = "the weights at its end"
+    trained_tokens = plan.tokens
     tensors: Mapping[str, Tensor | StoredTensor] = {}
     checkpoint, passed_over = load_newest(run.checkpoints)
     if checkpoint is not None:
-        words, tensors = f"the checkpoint after step {checkpoint.step:,}", checkpoint.tensors
-        done = checkpoint.step * plan.tokens_per_step
+        weights = f"the checkpoint after step {checkpoint.step:,}"
+        tensors = checkpoint.tensors
+        trained_tokens = checkpoint.step * plan.tokens_per_step
     elif not run.weights.is_dir():
         settings = set_words(["keep_weights=true", "name=ANOTHER"])
         again = command_line("run", "STUDY", *settings, storage=run.path.absolute().parents[2])
@@ -211,11 +217,12 @@ def _of_run(
         config = replace(config, data=corpus)
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
-    asked = recipe_of(recipe) if recipe else config.recipe
+    if recipe:
+        config = replace(config, recipe=recipe_of(recipe))
     losses = [row["val_loss"] for row in run.metrics("eval")]
     return Subject(
-        config=replace(config, model=model, training=training, recipe=asked),
-        weights=words, tensors=tensors, trained_tokens=done,
+        config=replace(config, model=model, training=training),
+        weights=weights, tensors=tensors, trained_tokens=trained_tokens,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
         run=trained, reached=losses[len(losses) * 4 // 5] if losses else None,
     )  # fmt: skip

@@ -53,14 +53,18 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
     ``sketch`` represents the first draw's error, summed over tokens if rows are tokens (see ``sketch_of``).
     """
     energy = _dot(exact, exact)
-    total, slope, zeros, count = 0.0, 0.0, 0.0, 0
+    total = 0.0
+    slope = 0.0
+    zeros = 0.0
+    count = 0
     common: Tensor | None = None
     sketch: str | None = None
     for output in outputs:
         error = output.to(torch.float32) - exact
-        own, along = _dot(error, error), _dot(error, exact)
+        total += _dot(error, error)
+        slope += _dot(error, exact)
         zeros += _zeros(output)
-        total, slope, count = total + own, slope + along, count + 1
+        count += 1
         if common is None:
             sketch = sketch_of(error.mean(0) if per_token and error.shape[0] else error)
             common = error
@@ -69,7 +73,9 @@ def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
     mean = total / count
     bias: float | None = None
     if common is not None and 0 < mean < math.inf:
-        variance = (total - _dot(common, common) / count) / (count - 1) if count > 1 else 0.0
+        variance = 0.0
+        if count > 1:
+            variance = (total - _dot(common, common) / count) / (count - 1)
         bias = _known((mean - variance) / mean)
     return {
         "draws": count,
@@ -152,16 +158,17 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> dict[
         unrotated: before the rotation, fp32 [n, k].
     """
     exact = grid.rotated
-    energy, there = energy_of(exact), exact != 0
-    clipped, zeroed = (
-        ratio(float((which & there).sum().item()), float(there.sum().item()))
-        for which in (grid.scaled.abs() > grid.element.max, quantised == 0)
-    )
+    energy = energy_of(exact)
+    non_zero = exact != 0
+
+    def share(elements: Tensor) -> float | None:
+        return ratio(float((elements & non_zero).sum().item()), float(non_zero.sum().item()))
+
     return {
         "relative_error": _root(ratio(energy_of(quantised - exact), energy)),
         "gain": ratio(float((quantised * exact).sum().item()), energy),
-        "clipped": clipped,
-        "zeroed": zeroed,
+        "clipped": share(grid.scaled.abs() > grid.element.max),
+        "zeroed": share(quantised == 0),
         "crest_before": median_crest(unrotated, grid.block),
         "crest_after": median_crest(exact, grid.block),
     }

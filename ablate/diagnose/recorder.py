@@ -32,7 +32,7 @@ from ablate.backends.protocol import dequantised
 from ablate.diagnose import measure
 from ablate.layers.linear import filled, product, quantised_layers
 from ablate.models.decoder import Experts
-from ablate.numerics.quantiser import on_grid
+from ablate.numerics.quantiser import on_grid, turned
 from ablate.recipes import GEMMS, OPERANDS
 from ablate.run.diagnostics import chosen_layers
 
@@ -71,14 +71,15 @@ def draws_of(recipe: LayerRecipe, draws: int) -> dict[Gemm, int]:
 
     Two draws may differ also through operands from the forward pass.
     """
-    found: dict[Gemm, int] = {}
+    draws_by_gemm: dict[Gemm, int] = {}
     for gemm in GEMMS:
+        if recipe.gemm(gemm).is_untouched:
+            continue
         policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
         if any(policy.source != "high_precision" for policy in policies):
             policies += [recipe.fprop.left, recipe.fprop.right]
-        if not recipe.gemm(gemm).is_untouched:
-            found[gemm] = draws if any(policy.draws_anew for policy in policies) else 1
-    return found
+        draws_by_gemm[gemm] = draws if any(policy.draws_anew for policy in policies) else 1
+    return draws_by_gemm
 
 
 @torch.no_grad()
@@ -88,43 +89,48 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
     Returns the layer, the GEMM and the figures of ``measure``: ``product``, ``operands`` by name, and
     ``data_noise``, None but for Wgrad.
     """
-    layer, noise = tapped.layer, None
+    layer = tapped.layer
     tensors = {"dy": tapped.dy, "x": tapped.x, "w": tapped.weight}
     left, right = (tensors[name].float() for name in OPERANDS[gemm])
+    noise = None
     if gemm == "fprop":
         exact = left @ right.t()
     elif gemm == "dgrad":
         exact = left @ right
     else:
         sequences = tapped.sequences or 1
-        parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
-        exact, energies = torch.zeros_like(tapped.weight, dtype=torch.float32), []
-        for part_of_dy, part_of_x in zip(left.chunk(parts), right.chunk(parts), strict=True):
-            piece = part_of_dy.t() @ part_of_x
-            energies.append(measure.energy_of(piece))
-            exact += piece
+        num_parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
+        exact = torch.zeros_like(tapped.weight, dtype=torch.float32)
+        energies = []
+        for dy_part, x_part in zip(left.chunk(num_parts), right.chunk(num_parts), strict=True):
+            product_part = dy_part.t() @ x_part
+            energies.append(measure.energy_of(product_part))
+            exact += product_part
         noise = measure.data_noise(energies, measure.energy_of(exact), sequences)
     outputs = (
         product(layer, gemm, tapped.at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
         for draw in range(1, draws + 1)
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
-    operands, at = {}, tapped.at.redrawn(1)
+    operands = {}
+    at = tapped.at.redrawn(1)
     plan = layer.plan(at.tokens, tapped.x.device)
     for operand in (plan.gemms[gemm].left, plan.gemms[gemm].right):
-        name, policy = operand.name, operand.policy
+        policy = operand.policy
         if policy.is_high_precision:
             continue
-        stored = tensors[name]
+        stored = tensors[operand.name]
         if policy.source != "high_precision":  # measure only this second quantisation
-            stored = dequantised(layer.operand(stored, plan.operand("fprop", name), at))
-            stored = stored.to(torch.bfloat16) if policy.source == "forward_bf16" else stored
-        stored = stored if name == "w" else filled(stored, plan.token_group)
+            stored = dequantised(layer.operand(stored, plan.operand("fprop", operand.name), at))
+        if policy.source == "forward_bf16":
+            stored = stored.to(torch.bfloat16)
+        if operand.name != "w":
+            stored = filled(stored, plan.token_group)
         draw = layer.draw(stored, operand, at)
         grid = on_grid(stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number)
-        sides = (dequantised(layer.operand(stored, operand, at)), stored)
-        quantised, last = (one.float() if operand.axis else one.float().t() for one in sides)
-        operands[name] = measure.operand_figures(grid, quantised, last)
+        quantised = turned(dequantised(layer.operand(stored, operand, at)).float(), operand.axis)
+        unrotated = turned(stored.float(), operand.axis)
+        operands[operand.name] = measure.operand_figures(grid, quantised, unrotated)
     return {
         "layer": layer.name,
         "gemm": gemm,
@@ -144,14 +150,16 @@ class Recorder:
     def __init__(
         self, trainee: Trainee, settings: Diagnostics, on_row: Callable[[dict[str, Any]], None]
     ) -> None:
-        self._settings, self._on_row = settings, on_row
-        self._state, self._tokens_per_step = trainee.state, trainee.plan.tokens_per_step
+        self._settings = settings
+        self._on_row = on_row
+        self._state = trainee.state
+        self._tokens_per_step = trainee.plan.tokens_per_step
         self._seq_len = trainee.settings.seq_len
         layers = quantised_layers(trainee.module)
         places = [layer.place for layer in layers.values()]
         wanted = chosen_layers(settings.layers, self._state.recipe, places)
         self._chosen = {name: layers[name] for name in wanted}
-        self._found: dict[str, Tapped] = {}
+        self._tapped: dict[str, Tapped] = {}
         modules = trainee.module.named_modules()
         self._mixtures = {name: module for name, module in modules if isinstance(module, Experts)}
 
@@ -165,19 +173,22 @@ class Recorder:
 
     def after(self) -> None:
         """Measure the tapped tensors and pass the rows to ``on_row``."""
-        due, self._state.tap = self._state.tap is not None, None
-        for name, mixture in self._mixtures.items() if due else ():
+        if self._state.tap is None:
+            return
+        self._state.tap = None
+        for name, mixture in self._mixtures.items():
             assert mixture.shares is not None
             shares = mixture.shares.tolist()
             self._write("load", {"layer": name, "shares": shares, "busiest": len(shares) * max(shares)})
         for name in self._chosen:
-            if (tapped := self._found.pop(name, None)) is None:
+            tapped = self._tapped.pop(name, None)
+            if tapped is None:
                 continue
             recipe = tapped.layer.recipe_at(tapped.at.tokens)
             for gemm, draws in draws_of(recipe, self._settings.draws).items():
-                found = diagnose_gemm(tapped, gemm, draws=draws)
-                row = {"layer": found.pop("layer"), "gemm": found.pop("gemm")}
-                self._write("diagnosis", row | found.pop("product") | found)
+                figures = diagnose_gemm(tapped, gemm, draws=draws)
+                row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
+                self._write("diagnosis", row | figures.pop("product") | figures)
 
     def _write(self, kind: str, figures: dict[str, Any]) -> None:
         row = {"kind": kind, "tokens": self._state.tokens, "step": self._state.step} | figures
@@ -185,8 +196,8 @@ class Recorder:
         self._on_row(json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}")))
 
     def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        if at.call == 0 and name in self._chosen and name not in self._found and len(x):
-            self._found[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
+        if at.call == 0 and name in self._chosen and name not in self._tapped and len(x):
+            self._tapped[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
 
 
 def tapped_copy(
@@ -206,10 +217,10 @@ def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:
     That number is None if the rows are not whole sequences (as an expert's). Every group that divides all
     rows must also divide the measured rows.
     """
-    whole = rows % seq_len == 0
+    is_whole = rows % seq_len == 0
     if rows <= MAX_ROWS:
-        return rows, rows // seq_len if whole else None
-    if whole:
+        return rows, rows // seq_len if is_whole else None
+    if is_whole:
         for sequences in range(MAX_ROWS // seq_len, 0, -1):
             if sequences * seq_len % _LARGEST_GROUP == 0:
                 return sequences * seq_len, sequences

@@ -51,7 +51,9 @@ def states(record):
 
 
 def findings(record):
-    return {one.check: (one.result, one.detail) for part in record.parts for one in part.findings}
+    return {
+        finding.check: (finding.result, finding.detail) for part in record.parts for finding in part.findings
+    }
 
 
 def test_the_record_says_what_was_found_and_how_long_it_took(prove, monkeypatch):
@@ -60,7 +62,7 @@ def test_the_record_says_what_was_found_and_how_long_it_took(prove, monkeypatch)
     assert states(record) == {"first": PASSED, "second": PASSED}
     assert findings(record)["a"] == ("passed", "as it should be")
     assert findings(record)["b"] == ("told", "measured")
-    assert all(one.seconds == 1.0 for part in record.parts for one in part.findings)
+    assert all(finding.seconds == 1.0 for part in record.parts for finding in part.findings)
     assert read_proof(path) == record
     text = path.with_suffix(".md").read_text()
     assert "Parts: 2 passed." in text

@@ -34,41 +34,50 @@ def layers_of(recipe):
 
 def low(recipe, place):
     """List the GEMMs that a recipe has in FP4 in one layer."""
-    one = phases_of(recipe, place)[0].recipe
-    return [gemm for gemm in GEMMS if not one.gemm(gemm).is_untouched]
+    layer_recipe = phases_of(recipe, place)[0].recipe
+    return [gemm for gemm in GEMMS if not layer_recipe.gemm(gemm).is_untouched]
 
 
 @pytest.mark.parametrize("budget", [0.4, 0.66, 0.9])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_choice_within_the_budget_does_less_harm(budget, seed):
-    draw, recipe = random.Random(seed), read_recipe("mxfp4")
+    draw = random.Random(seed)
+    recipe = read_recipe("mxfp4")
     layers = layers_of(recipe)
     harm = {cell: draw.uniform(-0.1, 1) for cell in itertools.product(SIZES, GEMMS)}
-    found = {one.name: one for one in policies(budget, recipe, layers, harm)}
-    assert found["all in FP4"].share == pytest.approx(10 / 11)
+    proposed = {policy.name: policy for policy in policies(budget, recipe, layers, harm)}
+    assert proposed["all in FP4"].share == pytest.approx(10 / 11)
     for unit, of in UNITS.items():
-        groups = [[cell for cell in harm if of(cell) == one] for one in dict.fromkeys(map(of, harm))]
+        groups = [
+            [cell for cell in harm if of(cell) == unit_name] for unit_name in dict.fromkeys(map(of, harm))
+        ]
         least = min(
             sum(max(harm[cell], 0) for cell in left)
             for some in itertools.product((True, False), repeat=len(groups))
             if (left := list(itertools.chain(*itertools.compress(groups, some))))
             and sum(SIZES[name] for name, _ in left) >= budget * 33
         )
-        same = [one for one in found.values() if one.harm == pytest.approx(least) and one.share >= budget]
+        same = [
+            policy
+            for policy in proposed.values()
+            if policy.harm == pytest.approx(least) and policy.share >= budget
+        ]
         assert same, unit
-        assert all(one.share >= budget for one in found.values() if "of most harm" in one.name)
-    for one in found.values():
-        written = resolve(TypeAdapter(RecipeSpec).validate_python(one.recipe))
+        assert all(policy.share >= budget for policy in proposed.values() if "of most harm" in policy.name)
+    for policy in proposed.values():
+        written = resolve(TypeAdapter(RecipeSpec).validate_python(policy.recipe))
         for name in SIZES:
-            kept = [gemm for gemm in GEMMS if gemm not in one.in_bf16.get(name, ())]
-            assert low(written, layers[name].place) == kept
+            in_fp4 = [gemm for gemm in GEMMS if gemm not in policy.in_bf16.get(name, ())]
+            assert low(written, layers[name].place) == in_fp4
 
 
 def test_vendors_rules_and_the_last_blocks_stand_beside_them():
     recipe = read_recipe("mxfp4")
     names = [
-        one.name
-        for one in policies(0.4, recipe, layers_of(recipe), dict.fromkeys(itertools.product(SIZES, GEMMS), 1))
+        policy.name
+        for policy in policies(
+            0.4, recipe, layers_of(recipe), dict.fromkeys(itertools.product(SIZES, GEMMS), 1)
+        )
     ]
     # The first 2 and the last 8 blocks are all; 15 % of 2 blocks are the last block.
     assert names[:3] == ["all in FP4", "BF16 in the last 15% of the blocks", "BF16 in attention"]
@@ -77,4 +86,4 @@ def test_vendors_rules_and_the_last_blocks_stand_beside_them():
 def test_single_gemms_are_not_chosen_where_one_takes_anothers_operand():
     recipe = read_recipe("tetrajet")
     harm = {("blocks.0.mlp.down", gemm): n for n, gemm in enumerate(GEMMS)}
-    assert not any("GEMMs" in one.name for one in policies(0.1, recipe, layers_of(recipe), harm))
+    assert not any("GEMMs" in policy.name for policy in policies(0.1, recipe, layers_of(recipe), harm))

@@ -25,7 +25,7 @@ def by_definition(exact, outputs):
     errors = [output.double().numpy() - y for output in outputs]
     energy = (y * y).sum()
     mean_energy = np.mean([(e * e).sum() for e in errors])
-    found = {
+    figures = {
         "relative_error": math.sqrt(mean_energy / energy),
         "gain": np.mean([((e + y) * y).sum() for e in errors]) / energy,
         "zeros": np.mean([e + y == 0 for e in errors]),
@@ -33,8 +33,8 @@ def by_definition(exact, outputs):
     if len(errors) > 1:
         centre = np.mean(errors, axis=0)
         variance = sum(((e - centre) ** 2).sum() for e in errors) / (len(errors) - 1)
-        found["bias_share"] = ((centre**2).sum() - variance / len(errors)) / mean_energy
-    return found
+        figures["bias_share"] = ((centre**2).sum() - variance / len(errors)) / mean_energy
+    return figures
 
 
 @pytest.mark.parametrize("draws", [1, 2, 5])
@@ -42,13 +42,13 @@ def test_a_products_figures_are_their_definitions(draws):
     exact = normal(40, 24)
     exact[0, :2] = torch.tensor([0, 1e-42])  # bf16 has no value so small
     noisy = (exact * 0.9 + 0.3 * normal(40, 24, seed=n + 1) for n in range(draws))
-    outputs = [one.relu().to(torch.bfloat16) for one in noisy]
-    found = product_figures(exact, iter(outputs), per_token=True)
-    assert (found["draws"], found["zeros_bf16"]) == (draws, pytest.approx(2 / 960))
+    outputs = [output.relu().to(torch.bfloat16) for output in noisy]
+    figures = product_figures(exact, iter(outputs), per_token=True)
+    assert (figures["draws"], figures["zeros_bf16"]) == (draws, pytest.approx(2 / 960))
     for name, value in by_definition(exact, outputs).items():
-        assert found[name] == pytest.approx(value, rel=1e-4), name
+        assert figures[name] == pytest.approx(value, rel=1e-4), name
     if draws == 1:
-        assert found["bias_share"] == 1.0
+        assert figures["bias_share"] == 1.0
 
 
 def test_the_bias_share_is_right_on_average_over_repeats():
@@ -65,15 +65,15 @@ def test_the_bias_share_is_right_on_average_over_repeats():
 UNDEFINED = "relative_error", "gain", "bias_share", "sketch"
 
 
-@pytest.mark.parametrize("odd", [0.0, math.nan, math.inf])
-def test_what_is_not_defined_is_none_and_an_exact_product_has_no_error(odd):
-    exact = torch.full((4, 8), odd)
-    found = product_figures(exact, [exact.clone(), exact.clone()], per_token=True)
-    assert [found[name] for name in UNDEFINED] == [None] * 4
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_what_is_not_defined_is_none_and_an_exact_product_has_no_error(value):
+    exact = torch.full((4, 8), value)
+    figures = product_figures(exact, [exact.clone(), exact.clone()], per_token=True)
+    assert [figures[name] for name in UNDEFINED] == [None] * 4
     assert median_crest(exact, (1, 8)) is None
     exact = normal(8, 8)
-    found = product_figures(exact, [exact.clone()], per_token=False)
-    assert [found[name] for name in UNDEFINED] == [0.0, 1.0, None, None]
+    figures = product_figures(exact, [exact.clone()], per_token=False)
+    assert [figures[name] for name in UNDEFINED] == [0.0, 1.0, None, None]
 
 
 @pytest.mark.parametrize("count", [3, 512, 40_000])
@@ -82,9 +82,9 @@ def test_the_sketches_cosine_is_that_of_the_tensors(count):
     for weight in (0.0, 0.5, 0.9, 1.0):
         b = weight * a + math.sqrt(1 - weight**2) * normal(count, seed=2)
         true = torch.nn.functional.cosine_similarity(a, b, dim=0).item()
-        found = sketch_cosine(sketch_of(a), sketch_of(b))
+        estimate = sketch_cosine(sketch_of(a), sketch_of(b))
         spread = 0.0 if count <= 512 else (1 - true**2) / math.sqrt(512)
-        assert abs(found - true) < 5 * spread + 0.02
+        assert abs(estimate - true) < 5 * spread + 0.02
     whole = sketch_of(a)
     assert len(base64.b64decode(whole)) == 512
     assert sketch_cosine(whole, whole[:40]) is sketch_cosine(whole, "no base64!") is None
@@ -96,15 +96,15 @@ def test_noise_and_signal_of_gradients_with_known_ones(sequences):
     rng = np.random.default_rng(0)
     signal = rng.normal(size=400)
     parts = min(sequences, 4)
-    found = []
+    splits = []
     for _ in range(300):
         each = signal + rng.normal(size=(sequences, 400))
         contributions = [part.sum(0) / sequences for part in np.split(each, parts)]
         total = sum(contributions)
-        found.append(data_noise([c @ c for c in contributions], total @ total, sequences))
-    noise = [one["noise_energy"] for one in found]
-    true = [one["signal_energy"] for one in found]
-    error = 5 / math.sqrt(len(found))
+        splits.append(data_noise([c @ c for c in contributions], total @ total, sequences))
+    noise = [split["noise_energy"] for split in splits]
+    true = [split["signal_energy"] for split in splits]
+    error = 5 / math.sqrt(len(splits))
     assert abs(np.mean(noise) - 400 / sequences) < error * np.std(noise)
     assert abs(np.mean(true) - signal @ signal) < error * np.std(true)
     for energies, whole, count in (([2.0], 2.0, 1), ([], 0.0, 1), ([math.nan, 1.0], 2.0, 2)):
@@ -123,21 +123,21 @@ def measured(x, policy, axis=1, key=KEY):
 def test_figures_of_a_floor_scale_are_their_definitions():
     x = (normal(64, 96) * torch.logspace(-3, 1, 96)).to(torch.bfloat16)
     x[:, 5] = 0
-    found, quantised = measured(x, MXFP4)
+    figures, quantised = measured(x, MXFP4)
     v, q = x.double().numpy(), quantised.double().numpy()
     blocks = v.reshape(-1, 32)
     amax = np.abs(blocks).max(1, keepdims=True)
     largest = np.where(amax > 0, amax, 1)
     scale = 2.0 ** (np.floor(np.log2(largest)) - 2)
     there = blocks != 0
-    assert found["clipped"] == pytest.approx((there & (np.abs(blocks) / scale > 6)).sum() / there.sum())
-    assert found["zeroed"] == pytest.approx((there & (q.reshape(-1, 32) == 0)).sum() / there.sum())
-    assert 0 < found["clipped"] < 0.1 < found["zeroed"]
-    assert found["gain"] == pytest.approx((q * v).sum() / (v * v).sum(), rel=1e-5)
-    assert found["relative_error"] == pytest.approx(np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5)
+    assert figures["clipped"] == pytest.approx((there & (np.abs(blocks) / scale > 6)).sum() / there.sum())
+    assert figures["zeroed"] == pytest.approx((there & (q.reshape(-1, 32) == 0)).sum() / there.sum())
+    assert 0 < figures["clipped"] < 0.1 < figures["zeroed"]
+    assert figures["gain"] == pytest.approx((q * v).sum() / (v * v).sum(), rel=1e-5)
+    assert figures["relative_error"] == pytest.approx(np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5)
     rms = np.sqrt((blocks**2).mean(1))
     crest = (amax[:, 0] / np.where(rms > 0, rms, 1))[rms > 0]
-    assert found["crest_before"] == found["crest_after"] == pytest.approx(np.median(crest), rel=0.02)
+    assert figures["crest_before"] == figures["crest_after"] == pytest.approx(np.median(crest), rel=0.02)
     levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     nearest = levels[np.abs(6 * np.abs(blocks / largest)[..., None] - levels).argmin(-1)]
     ideal = np.square(np.abs(blocks) - nearest * largest / 6)
@@ -151,25 +151,27 @@ def test_figures_of_a_floor_scale_are_their_definitions():
 def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
     """The case in which a deterministic Hadamard makes quantising harder (facts of the field's re-tests)."""
     x = (0.1 * normal(256, 32) + 1).to(torch.bfloat16)
-    found, _ = measured(x, dataclasses.replace(MXFP4, hadamard=16), axis=0)
-    assert found["crest_after"] > 2 * found["crest_before"]
+    figures, _ = measured(x, dataclasses.replace(MXFP4, hadamard=16), axis=0)
+    assert figures["crest_after"] > 2 * figures["crest_before"]
 
 
 @settings(max_examples=40)
 @given(
     rows=st.integers(1, 5),
     blocks=st.integers(1, 3),
-    odd=st.sampled_from([None, 0.0, math.nan, math.inf, 1e38, 1e-40]),
+    value=st.sampled_from([None, 0.0, math.nan, math.inf, 1e38, 1e-40]),
     policy=st.sampled_from(
         [*policies_of("mxfp4\nmxfp4 stochastic 0.75\nmxfp4 H32 step\nnvfp4\nfp8_e4m3\nmxfp8")]
     ),
     everywhere=st.booleans(),
 )
-def test_whatever_the_operand_every_figure_is_a_finite_number_or_none(rows, blocks, odd, policy, everywhere):
+def test_whatever_the_operand_every_figure_is_a_finite_number_or_none(
+    rows, blocks, value, policy, everywhere
+):
     x = normal(rows, 32 * blocks)
-    if odd is not None:
-        x.view(-1)[: x.numel() if everywhere else 1] = odd
-    found, _ = measured(x, policy)
-    json.dumps(found, allow_nan=False)
-    for share in (found["clipped"], found["zeroed"]):
+    if value is not None:
+        x.view(-1)[: x.numel() if everywhere else 1] = value
+    figures, _ = measured(x, policy)
+    json.dumps(figures, allow_nan=False)
+    for share in (figures["clipped"], figures["zeroed"]):
         assert share is None or 0 <= share <= 1

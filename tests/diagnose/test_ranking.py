@@ -36,11 +36,12 @@ def only(gemm, stabiliser):
 @pytest.fixture
 def harms(trainee_of):
     def find(recipe, names, draws=3):
-        trainee, passes = trainee_of(recipe), []
+        trainee = trainee_of(recipe)
+        passes = []
         gemms = layer_gemms(trainee, names, draws=draws)
-        found = predict_harm(trainee, WINDOW, gemms, done=passes.append)
+        ranked = predict_harm(trainee, WINDOW, gemms, done=passes.append)
         assert sum(passes) == 1 + sum(count for *_, count in gemms)
-        return trainee, found
+        return trainee, ranked
 
     return find
 
@@ -48,8 +49,8 @@ def harms(trainee_of):
 @pytest.mark.parametrize("gemm", ALL)
 @pytest.mark.parametrize("stabiliser", ["none", "sr"])
 def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(harms, trainee_of, gemm, stabiliser):
-    _, found = harms({"gemms": ALL, "stabiliser": stabiliser}, [DOWN])
-    one = next(one for one in found if one.gemm == gemm)
+    _, ranked = harms({"gemms": ALL, "stabiliser": stabiliser}, [DOWN])
+    harm = next(harm for harm in ranked if harm.gemm == gemm)
     exact, exact_loss = gradient(trainee_of({}))
     alone = trainee_of(only(gemm, stabiliser))
     draws = 1 if stabiliser == "none" else 3
@@ -57,21 +58,21 @@ def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(harms, traine
     errors = np.array([g - exact for g, _ in measured])
     total = (errors**2).sum(1).mean() / (exact**2).sum()
     variance = errors.var(0, ddof=1).sum() / (exact**2).sum() if draws > 1 else 0.0
-    assert one.draws == draws
-    assert one.random == pytest.approx(variance, rel=1e-3, abs=1e-9)
-    assert one.harm == pytest.approx(total - variance, rel=1e-3, abs=1e-6)
-    assert one.loss_change == pytest.approx(np.mean([loss for _, loss in measured]) - exact_loss, abs=1e-6)
+    assert harm.draws == draws
+    assert harm.random == pytest.approx(variance, rel=1e-3, abs=1e-9)
+    assert harm.harm == pytest.approx(total - variance, rel=1e-3, abs=1e-6)
+    assert harm.loss_change == pytest.approx(np.mean([loss for _, loss in measured]) - exact_loss, abs=1e-6)
     assert total > 1e-5
-    assert (one.loss_change != 0) == (gemm == "fprop")
-    assert one.diagnosis["gemm"] == gemm
+    assert (harm.loss_change != 0) == (gemm == "fprop")
+    assert harm.diagnosis["gemm"] == gemm
 
 
 def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behind(harms, trainee_of):
-    trainee, found = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
-    assert len(found) == 6
-    assert [one.harm for one in found] == sorted((one.harm for one in found), reverse=True)
+    trainee, ranked = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
+    assert len(ranked) == 6
+    assert [harm.harm for harm in ranked] == sorted((harm.harm for harm in ranked), reverse=True)
     _, alone = harms({"gemms": ALL}, [DOWN])
-    assert [one.harm for one in found if one.layer == DOWN] == [one.harm for one in alone]
+    assert [harm.harm for harm in ranked if harm.layer == DOWN] == [harm.harm for harm in alone]
     assert trainee.state.tap is None
     assert trainee.module.training
     untouched = trainee_of({"gemms": ALL})
@@ -86,8 +87,8 @@ def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
 
 @pytest.mark.parametrize("name", ["tetrajet", "te-hybrid-fp8-delayed"])
 def test_double_quantisation_and_delayed_scales(harms, name):
-    _, found = harms(name, [DOWN], draws=2)
-    assert len(found) == 3
+    _, ranked = harms(name, [DOWN], draws=2)
+    assert len(ranked) == 3
     assert all(
-        one.harm is not None and 0.01 < one.diagnosis["product"]["relative_error"] < 0.3 for one in found
+        harm.harm is not None and 0.01 < harm.diagnosis["product"]["relative_error"] < 0.3 for harm in ranked
     )

@@ -46,12 +46,14 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
     tapped = tapped_of(PLAIN)
     x, dy, w = (t.double() for t in (tapped.x, tapped.dy, tapped.weight))
     exact = {"fprop": x @ w.t(), "dgrad": dy @ w, "wgrad": dy.t() @ x}
-    for gemm, one in diagnosed(tapped).items():
+    for gemm, diagnosis in diagnosed(tapped).items():
         output = product(tapped.layer, gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight).double()
         relative = ((output - exact[gemm]).norm() / exact[gemm].norm()).item()
-        assert one["product"]["relative_error"] == pytest.approx(relative, rel=1e-3)
+        assert diagnosis["product"]["relative_error"] == pytest.approx(relative, rel=1e-3)
         assert 0.1 < relative < 0.3
-        assert one["product"]["exact_energy"] == pytest.approx(exact[gemm].square().sum().item(), rel=1e-4)
+        assert diagnosis["product"]["exact_energy"] == pytest.approx(
+            exact[gemm].square().sum().item(), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -69,14 +71,14 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
     ],
 )
 def test_what_stays_the_same_in_every_draw_is_bias(recipe, gemms, draws, low, high):
-    found = diagnosed(tapped_of(recipe), draws=16)
-    assert set(gemms) <= found.keys() == {gemm for gemm in found if found[gemm]["operands"]}
+    diagnoses = diagnosed(tapped_of(recipe), draws=16)
+    assert set(gemms) <= diagnoses.keys() == {gemm for gemm in diagnoses if diagnoses[gemm]["operands"]}
     for gemm in gemms:
-        assert found[gemm]["product"]["draws"] == draws
-        assert low <= found[gemm]["product"]["bias_share"] <= high
+        assert diagnoses[gemm]["product"]["draws"] == draws
+        assert low <= diagnoses[gemm]["product"]["bias_share"] <= high
         if recipe is SR:
-            assert found[gemm]["product"]["gain"] == pytest.approx(1, abs=0.01)
-            assert all(figures["clipped"] == 0 for figures in found[gemm]["operands"].values())
+            assert diagnoses[gemm]["product"]["gain"] == pytest.approx(1, abs=0.01)
+            assert all(figures["clipped"] == 0 for figures in diagnoses[gemm]["operands"].values())
 
 
 def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
@@ -84,9 +86,11 @@ def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
     part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50])
     zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
     zeroed.dy[50:], zeroed.x[50:] = 0, 0
-    for one, other in zip(diagnosed(part).values(), diagnosed(zeroed).values(), strict=True):
+    for diagnosis, other in zip(diagnosed(part).values(), diagnosed(zeroed).values(), strict=True):
         # Products of other sizes are summed in another order on some CPUs.
-        assert one["product"]["relative_error"] == pytest.approx(other["product"]["relative_error"], rel=1e-6)
+        assert diagnosis["product"]["relative_error"] == pytest.approx(
+            other["product"]["relative_error"], rel=1e-6
+        )
 
 
 def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured():
@@ -108,10 +112,10 @@ def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_published_recipe_can_be_diagnosed(name):
     recipe = dataclasses.replace(PRESETS[name].recipe, rules=(), phases=())
-    for one in diagnosed(tapped_of(recipe, tokens=256, size=(256, 256))).values():
-        assert 0 < one["product"]["relative_error"] < 0.6, one
-        assert abs(one["product"]["gain"] - 1) < 0.2
-        for figures in one["operands"].values():
+    for diagnosis in diagnosed(tapped_of(recipe, tokens=256, size=(256, 256))).values():
+        assert 0 < diagnosis["product"]["relative_error"] < 0.6, diagnosis
+        assert abs(diagnosis["product"]["gain"] - 1) < 0.2
+        for figures in diagnosis["operands"].values():
             assert figures["relative_error"] < 0.4
             assert figures["gain"] == pytest.approx(1, abs=0.15)
 
@@ -134,11 +138,11 @@ def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generat
     tapped.layer.get_buffer("amax_step")[:, 2] = 2
     before = {name: buffer.clone() for name, buffer in tapped.layer.named_buffers()}
     state = torch.get_rng_state()
-    found = diagnosed(tapped)
+    diagnoses = diagnosed(tapped)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(buffer, before[name]) for name, buffer in tapped.layer.named_buffers())
     # The past's largest magnitude, 3, was used: the tensors' own largest values clip.
-    assert found["fprop"]["operands"]["x"]["clipped"] > 0
+    assert diagnoses["fprop"]["operands"]["x"]["clipped"] > 0
 
 
 @pytest.mark.parametrize("sequences", [8, None, 1, 3])
@@ -163,9 +167,9 @@ RECIPES = {
 
 
 def run(config, tokens, diagnostics=None, **options):
-    found = []
-    observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, found.append))
-    return curve(config, tokens, observe=observe, **options), found
+    diagnosed_rows = []
+    observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, diagnosed_rows.append))
+    return curve(config, tokens, observe=observe, **options), diagnosed_rows
 
 
 @pytest.mark.parametrize("name", rest_exhaustive(RECIPES, "sr and rht".__eq__))
@@ -173,13 +177,13 @@ def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name
     config = make_config(RECIPES[name], **SHORT)
     before = torch.get_rng_state()
     plain, _ = run(config, tokens)
-    looked, found = run(config, tokens, Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2))
+    looked, diagnosed_rows = run(config, tokens, Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2))
     assert looked == plain
     assert torch.equal(before, torch.get_rng_state())
-    assert {row["tokens"] for row in found} == {2 * n * STEP for n in range(3)}
+    assert {row["tokens"] for row in diagnosed_rows} == {2 * n * STEP for n in range(3)}
     # Every layer of two blocks but the head, three GEMMs, and the first micro-batch alone.
-    assert len(found) == 3 * 2 * 4 * 3
-    for row in found:
+    assert len(diagnosed_rows) == 3 * 2 * 4 * 3
+    for row in diagnosed_rows:
         json.dumps(row, allow_nan=False)
         assert row["kind"] == "diagnosis"
         assert (row["data_noise"] is not None) == (row["gemm"] == "wgrad")
@@ -206,9 +210,9 @@ def test_a_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
 def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
     config, kept = make_config(RECIPES["sr and rht"], **SHORT), Kept([3 * STEP])
     settings = Diagnostics(every_tokens=STEP, layers=["*.down"], draws=2)
-    (_, rows), found = run(config, tokens, settings, checkpoints=kept)
+    (_, rows), diagnosed_rows = run(config, tokens, settings, checkpoints=kept)
     (_, later), again = run(config, tokens, settings, checkpoints=kept)
-    assert again == [row for row in found if row["step"] >= 3]
+    assert again == [row for row in diagnosed_rows if row["step"] >= 3]
     assert later == [row for row in rows if row["step"] > 3]
 
 
@@ -227,11 +231,11 @@ def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
 
 def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
     config = make_config(model={"experts": 4, "layers": 1}, **SHORT)
-    _, found = run(config, tokens, Diagnostics(every_tokens=2 * STEP))
-    assert [(row["kind"], row["layer"], row["step"]) for row in found] == [
+    _, diagnosed_rows = run(config, tokens, Diagnostics(every_tokens=2 * STEP))
+    assert [(row["kind"], row["layer"], row["step"]) for row in diagnosed_rows] == [
         ("load", "blocks.0.ffn", step) for step in (0, 2, 4)
     ]
-    for row in found:
+    for row in diagnosed_rows:
         choices = [round(share * STEP) for share in row["shares"]]  # two of each of the STEP / 2 tokens
         assert sum(choices) == STEP
         assert row["shares"] == pytest.approx([each / STEP for each in choices], rel=1e-5)
