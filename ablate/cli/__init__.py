@@ -18,16 +18,16 @@ from ablate.base.files import restrict_umask
 # group in --help -> verb -> (one line of help, where its command is defined)
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Study": {
-        "init": ("Write a first study, commented; or print the schema of study files.", "planning:init"),
+        "init": ("Write a first study with comments, or print the schema of study files.", "planning:init"),
         "pilot": (
-            "Train the baseline for two seeds: which target, how many seeds, how long.",
+            "Train the baseline with two seeds; advise on target, seeds and time.",
             "planning:pilot",
         ),
-        "run": ("Run a study: only what is missing, then its report.", "run:command"),
-        "search": ("Search a grid's recipes for the best, then write its front.", "run:search"),
+        "run": ("Run what a study lacks, then write its report.", "run:command"),
+        "search": ("Search the best recipes of a grid, then write their front.", "run:search"),
         "submit": ("Run a study on a Ray cluster, as a job that lives there.", "run:submit"),
         "plan": ("Show the runs of a study without starting any.", "planning:plan"),
-        "status": ("Show how far a study is.", "manage:status"),
+        "status": ("Show the progress of a study.", "manage:status"),
         "logs": ("Show a run's attempts and what they printed.", "manage:logs"),
         "cancel": ("Stop a study wherever it is being run.", "manage:cancel"),
         "clean": ("Remove what a study no longer needs.", "manage:clean"),
@@ -37,11 +37,11 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("Write a study's report.", "report:report"),
         "compare": ("Put studies side by side.", "report:compare"),
         "import": ("Make a study of logs that others wrote.", "import_:command"),
-        "dashboard": ("Open MLflow's pages at a study; or only send what MLflow lacks.", "report:dashboard"),
+        "dashboard": ("Open a study's pages in MLflow, or only send what MLflow lacks.", "report:dashboard"),
     },
     "Hardware": {
         "check": ("Check back ends, a device or a quantiser; time a study's steps.", "check:command"),
-        "diagnose": ("Rank a model's layers and GEMMs by what FP4 would do to them.", "diagnose:command"),
+        "diagnose": ("Rank a model's layers and GEMMs by the harm that FP4 would do.", "diagnose:command"),
     },
 }
 VERBS = {verb: place for group in _GROUPS.values() for verb, (_, place) in group.items()}

@@ -150,7 +150,7 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
     any study with --hardware.
 
     \b
-    Example:
+    Examples:
       ablate plan quickstart
       ablate plan my-study.yaml --set base.training.learning_rate=1e-3 --set seeds=5
       ablate plan my-study.yaml --json | jq '.arms[].name'

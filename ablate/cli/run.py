@@ -60,9 +60,9 @@ def command(
     context: click.Context, /, study: str, *, storage: Path, address: str | None, tracking_uri: str | None,
     seeds_text: str | None, in_process: bool, retry_failed: bool, **chosen: Any,
 ) -> int:  # fmt: skip
-    """Run what STUDY lacks (a YAML file, or the name of a shipped or stored study), then write its report.
+    """Run what STUDY lacks, then write its report.
 
-    The same command continues after an interruption and never repeats a finished run.
+    STUDY is a YAML file, or the name of a shipped or stored study. The same command continues after an interruption and never repeats a finished run.
 
     \b
     Examples:
