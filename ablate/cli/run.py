@@ -62,7 +62,8 @@ def command(
 ) -> int:  # fmt: skip
     """Run what STUDY lacks, then write its report.
 
-    STUDY is a YAML file, or the name of a shipped or stored study. The same command continues after an interruption and never repeats a finished run.
+    STUDY is a YAML file, or the name of a shipped or stored study. The same command continues after an
+    interruption and never repeats a finished run.
 
     \b
     Examples:
