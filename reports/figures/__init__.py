@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ablate.reports.figures.canvas import Drawing
 from ablate.reports.figures.curves import draw_convergence, draw_trials
 from ablate.reports.figures.forest import draw_forest
 from ablate.reports.figures.panels import draw_difference, draw_sweep
+from ablate.reports.words.verdict import tokens_needed
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
@@ -27,22 +27,22 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
     If there are too many arms, only the baseline and those of lowest token cost are drawn; captions say so.
     """
     shown = drawn_arms(analysis)
-    drawings = (
-        draw_forest(shown), draw_convergence(shown), draw_difference(shown), draw_sweep(shown),
+    drawings = [
+        draw_forest(shown),
+        draw_convergence(shown),
+        draw_difference(shown),
+        draw_sweep(shown),
         draw_trials(analysis),
-    )  # fmt: skip
+    ]
     left_out = len(analysis.arms) - len(shown.arms)
-    said = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
-    return tuple(replace(one, caption=one.caption + said) for one in drawings if one is not None)
+    more = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
+    return tuple(replace(drawing, caption=drawing.caption + more) for drawing in drawings if drawing)
 
 
 def drawn_arms(analysis: Analysis) -> Analysis:
     """Keep only the arms that figures show: the baseline and those of lowest token cost, 40 at most."""
-    costs = {
-        arm.name: math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
-        for arm in analysis.others
-    }
-    names = {analysis.baseline, *sorted(costs, key=costs.__getitem__)[: _MOST_ARMS - 1]}
+    cheapest = sorted(analysis.others, key=tokens_needed)[: _MOST_ARMS - 1]
+    names = {analysis.baseline, *(arm.name for arm in cheapest)}
     return replace(
         analysis,
         arms=tuple(arm for arm in analysis.arms if arm.name in names),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from ablate.base.errors import cut
 from ablate.reports.words.format import NBSP, percent, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis
 
@@ -86,17 +87,18 @@ def drawing(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | 
     """
 
     @wraps(draw)
-    def drawn(found: Any) -> Drawing | None:
+    def drawn(record: Any) -> Drawing | None:
         svg = io.BytesIO()
         with mpl.rc_context(_RC):
-            picture = draw(found)
+            picture = draw(record)
             if picture is None:
                 return None
             name, title, figure, caption = picture
             mpl.rcParams["svg.hashsalt"] = name
             figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
             figure.set_layout_engine(None)  # laid out once: the PNG keeps the SVG's places
-            axes, png = [*map(_scales, figure.axes)], to_png(figure)
+            axes = [_scales(axis) for axis in figure.axes]
+            png = to_png(figure)
         return Drawing(name, title, caption, svg.getvalue(), png, axes)
 
     return drawn
@@ -138,11 +140,20 @@ def sheet(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+@dataclass(frozen=True)
+class Panel:
+    """The line of a small panel: ``x``; estimates, lows and highs at each x; and the text at the top."""
+
+    x: Sequence[float] | np.ndarray
+    ends: np.ndarray
+    text: str
+
+
 def small_multiples(
-    lines: Mapping[str, tuple[Any, Iterable[tuple[Any, ...]], str]],
+    panels: Mapping[str, Panel],
     looks: Mapping[str, Look],
-    across: str,
-    up: str,
+    x_label: str,
+    y_label: str,
     *,
     least: float,
     bars: bool = False,
@@ -150,38 +161,40 @@ def small_multiples(
 ) -> tuple[Any, dict[str, Any]]:
     """Draw a panel for each line, over its pointwise band, on shared scales; also return the axes by name.
 
-    ``lines``: x; estimate, low and high at each x; and the text at the top. ``across``, ``up``: labels of the
-    axes. ``bars``: points with bars. ``mixed``: lines without a band. The y scale follows the later part of
-    all other lines and spans at least ``least``.
+    ``bars``: points with bars. ``mixed``: lines without a band. The y scale follows the later part of all
+    other lines and spans at least ``least``.
     """
-    columns = min(len(lines), 3)
-    rows = -(-len(lines) // columns)
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
     figure = sheet(11 if columns > 1 else 6, 0.75 + 2.2 * rows)
-    figure.supxlabel(across, fontsize=9)
-    figure.supylabel(up, fontsize=9)
-    places = [*figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat]
-    for place in places[len(lines) :]:
-        place.remove()
-    axes = dict(zip(lines, places, strict=False))
-    points, edges = [0.0], []
+    figure.supxlabel(x_label, fontsize=9)
+    figure.supylabel(y_label, fontsize=9)
+    first, *others = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for unused in others[len(panels) - 1 :]:
+        unused.remove()
+    axes = dict(zip(panels, [first, *others], strict=False))
+    points = [0.0]
+    edges: list[float] = []
     for i, (name, axis) in enumerate(axes.items()):
-        look, (x, band, text) = looks[name], lines[name]
-        middle, low, high = np.array([*band], dtype=float).T
-        axis.set_title(f"{short(name, 30)}\n{text}".replace(NBSP, " "))
-        axis.tick_params(labelbottom=i + columns >= len(lines))
+        look = looks[name]
+        x = panels[name].x
+        middle, low, high = panels[name].ends
+        axis.set_title(f"{short(name, 30)}\n{panels[name].text}".replace(NBSP, " "))
+        axis.tick_params(labelbottom=i + columns >= len(panels))
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
         if bars:
             axis.vlines(x, low, high, color=look["color"], linewidth=1.8)
             axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
         else:
             axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
-        if name not in mixed:
-            if not bars:
-                axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
-            late = slice(len(x) // 4, None)
-            points += middle[late].tolist()
-            edges += [*low[late], *high[late]]
-    places[0].set_ylim(limits(points, edges, least))
+        if name in mixed:
+            continue
+        if not bars:
+            axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
+        late = slice(len(x) // 4, None)
+        points += middle[late].tolist()
+        edges += [*low[late], *high[late]]
+    first.set_ylim(limits(points, edges, least))
     return figure, axes
 
 
@@ -200,15 +213,12 @@ def count_ticks(axis: Any, bins: int = 5) -> None:
 
 def token_axis(axis: Any, per_step: int | None) -> None:
     """Label an x axis of training tokens, and above it the steps, of ``per_step`` tokens each; None: none."""
-    axes = [axis]
     axis.set_xlabel("training tokens")
+    count_ticks(axis)
     if per_step:
-        axes.append(
-            axis.secondary_xaxis("top", functions=(lambda at: at / per_step, lambda at: at * per_step))
-        )
-        axes[1].set_xlabel("steps")
-    for one in axes:
-        count_ticks(one)
+        steps = axis.secondary_xaxis("top", functions=(lambda x: x / per_step, lambda x: x * per_step))
+        steps.set_xlabel("steps")
+        count_ticks(steps)
 
 
 def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tuple[float, float]:
@@ -248,6 +258,6 @@ def shade_decay(axis: Any, begins: int | None) -> None:
 
 def decay_caption(begins: int | None) -> str:
     """Say in a caption what the grey shading means; empty if nothing is shaded."""
-    return (
-        "" if begins is None else f" Grey ground: the learning rate falls, from {tokens(begins)} tokens on."
-    )
+    if begins is None:
+        return ""
+    return f" Grey ground: the learning rate falls, from {tokens(begins)} tokens on."

@@ -8,18 +8,19 @@ in place of a loss, if a run diverged in it, and a triangle if it was ended earl
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ablate.reports.figures import canvas
-from ablate.reports.words.format import DASH, loss, plural, tokens
+from ablate.reports.words.format import loss, plural, tokens
 from ablate.results.losses import common_grids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ablate.reports.findings.results import Analysis
+    from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.losses import Curve
     from ablate.store.plan_file import TrialRecord
 
@@ -35,71 +36,104 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     Each part of the figure has the id ``armI-…`` of its arm, by which the page's script hides it.
     """
     curves = [curve for curve in analysis.curves if len(curve.tokens)]
-    if not any(curve.tokens.any() for curve in curves):
+    end = max((float(curve.tokens[-1]) for curve in curves), default=0.0)
+    if end == 0:
         return None
+    looks = canvas.looks_of(analysis)
+    target = None if analysis.plan.target is None else analysis.plan.target.val_loss
+    figure = canvas.sheet(11, max(4.4, 1.2 + 0.2 * len(looks)))
+    whole, late = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    whole.set_ylabel(f"validation loss ({analysis.plan.unit})")
+    whole.set_title("whole run")
+    late.set_title("late part, enlarged")
+    numbers = itertools.count()
+    start = _late_start(analysis, end)
+    low, high = _late_scale(curves, start, target)
+    highest = 1.02 * max(float(curve.loss[0]) for curve in curves)
+    for i, (axis, left, top) in enumerate([(whole, 0.0, highest), (late, start, high)]):
+        _draw_curves(axis, analysis, curves, top, numbers)
+        _draw_means(axis, analysis, curves, left, numbers)
+        if target is not None:
+            axis.axhline(target, **_TARGET, zorder=1.5, gid=f"target-{i}")
+        axis.set_xlim(left, max(end * 1.01, left + 1))
+        axis.set_ylim(low, top)
+        canvas.token_axis(axis, analysis.tokens_per_step)
+        canvas.shade_decay(axis, analysis.decay_begins)
+    lines = {}
+    for arm in sorted(analysis.arms, key=_final_loss):
+        lines[f"{loss(arm.final_loss.estimate)}  {arm.name}"] = looks[arm.name]
+    if target is not None:
+        lines[f"{target:.4g}  target"] = _TARGET
+    canvas.legend(figure, lines)
+    results = sum(curve.end != "missing" for curve in curves)
     caption = (
-        f"Validation loss ({analysis.plan.unit}) over training tokens, "
-        f"{plural(sum(curve.end != 'missing' for curve in curves), 'result')} of "
+        f"Validation loss ({analysis.plan.unit}) over training tokens, {plural(results, 'result')} of "
         f"{plural(len(analysis.arms), 'arm')}, each with its mean final loss. Thin: each seed; × where a run "
         "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
         "go. Dashed across: the target. Right: the late part, enlarged."
     )
-    style, parts = canvas.looks_of(analysis), itertools.count()
-    figure = canvas.sheet(11, max(4.4, 1.2 + 0.2 * len(style)))
-    axes = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    target = None if analysis.plan.target is None else analysis.plan.target.val_loss
-    crossings = [run.tokens_to_target for arm in analysis.arms for run in arm.runs if run.tokens_to_target]
-    end = max(float(curve.tokens[-1]) for curve in curves)
-    start = max(min([_LATE * end, *(0.9 * at for at in crossings)]), 0.2 * end)
-    # The late part holds all final losses and the target.
-    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
-    edges = np.concatenate([curve.loss[curve.tokens >= start] for curve in late])
-    low, top = canvas.limits([*(curve.loss[-1] for curve in late), target or np.nan], edges, least=0.05)
-    scales = ((0.0, 1.02 * max(float(curve.loss[0]) for curve in curves)), (start, top))
-    for i, (axis, (left, high)) in enumerate(zip(axes, scales, strict=True)):
-        _draw(axis, analysis, curves, parts, left, high)
-        if target is not None:
-            axis.axhline(target, **_TARGET, zorder=1.5, gid=f"target-{i}")
-        axis.set_xlim(left, max(end * 1.01, left + 1))
-        axis.set_ylim(low, high)
-        canvas.token_axis(axis, analysis.tokens_per_step)
-        canvas.shade_decay(axis, analysis.decay_begins)
-    axes[0].set_ylabel(f"validation loss ({analysis.plan.unit})")
-    axes[0].set_title("whole run")
-    axes[1].set_title("late part, enlarged")
-    ends = {arm.name: loss(arm.final_loss.estimate) for arm in analysis.arms}
-    named = sorted(ends, key=lambda name: (ends[name] == DASH, ends[name]))
-    lines = {f"{ends[name]}  {name}": style[name] for name in named}
-    canvas.legend(figure, lines | ({f"{target:.4g}  target": _TARGET} if target else {}))
     return "convergence", "Convergence", figure, caption + canvas.decay_caption(analysis.decay_begins)
 
 
-def _draw(
-    axis: Any,
-    analysis: Analysis,
-    curves: Sequence[Curve],
-    parts: Iterator[int],
-    left: float,
-    high: float,
+def _final_loss(arm: ArmResult) -> float:
+    return math.inf if arm.final_loss.estimate is None else round(arm.final_loss.estimate, 4)
+
+
+def _late_start(analysis: Analysis, end: float) -> float:
+    """Choose where the late part begins: before every run reaches the target."""
+    places = [_LATE * end]
+    for arm in analysis.arms:
+        places += [0.9 * run.tokens_to_target for run in arm.runs if run.tokens_to_target]
+    return max(min(places), 0.2 * end)
+
+
+def _late_scale(curves: Sequence[Curve], start: float, target: float | None) -> tuple[float, float]:
+    """Choose the ends of a scale that holds the target and all final losses of the late part."""
+    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
+    finals = [curve.loss[-1] for curve in late]
+    if target is not None:
+        finals.append(target)
+    return canvas.limits(finals, np.concatenate([curve.loss[curve.tokens >= start] for curve in late]), 0.05)
+
+
+def _draw_curves(
+    axis: Any, analysis: Analysis, curves: Sequence[Curve], high: float, numbers: Iterator[int]
 ) -> None:
-    """Draw each seed thin, with diverged ones cut at ``high``, and each arm's mean thick."""
-    style = canvas.looks_of(analysis)
-    places = {arm.name: f"arm{i}" for i, arm in enumerate(analysis.arms)}
+    """Draw each seed thin, with diverged ones cut at ``high``."""
+    looks = canvas.looks_of(analysis)
     for curve in curves:
-        diverged = curve.end == "diverged"
+        marker = "." if len(curve.tokens) == 1 else ""
+        losses = curve.loss
+        if curve.end == "diverged":
+            marker = "x"
+            losses = np.minimum(losses, high)
         axis.plot(
-            curve.tokens, np.minimum(curve.loss, high) if diverged else curve.loss,
-            color=style[curve.arm]["color"], linewidth=0.8, alpha=0.45,
+            curve.tokens,
+            losses,
+            color=looks[curve.arm]["color"],
+            linewidth=0.8,
+            alpha=0.45,
             linestyle=(0, (1, 1.5)) if curve.end == "missing" else "-",
-            marker="x" if diverged else "." * (len(curve.tokens) == 1), markevery=[-1],
-            gid=f"{places[curve.arm]}-{next(parts)}",
-        )  # fmt: skip
-    for name, look in reversed(style.items()):  # the baseline on top
+            marker=marker,
+            markevery=[-1],
+            gid=f"{_place(analysis, curve.arm)}-{next(numbers)}",
+        )
+
+
+def _draw_means(
+    axis: Any, analysis: Analysis, curves: Sequence[Curve], left: float, numbers: Iterator[int]
+) -> None:
+    """Draw each arm's mean thick, the baseline on top."""
+    for name, look in reversed(canvas.looks_of(analysis).items()):
         (grid,) = common_grids([curve for curve in curves if curve.arm == name])
         if len(grid.tokens):
             every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
             thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}
-            axis.plot(grid.tokens, grid.mean, **thick, gid=f"{places[name]}-{next(parts)}")
+            axis.plot(grid.tokens, grid.mean, **thick, gid=f"{_place(analysis, name)}-{next(numbers)}")
+
+
+def _place(analysis: Analysis, name: str) -> str:
+    return f"arm{[arm.name for arm in analysis.arms].index(name)}"
 
 
 @canvas.drawing
@@ -110,37 +144,43 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     tuning = analysis.tuning
     if tuning is None or not tuning.plan.done or _RATE not in tuning.plan.fields:
         return None
-    groups = [one for one in tuning.plan.groups if any(_has_loss(trial) for trial in one.trials)]
+    groups = [group for group in tuning.plan.groups if any(map(_has_loss, group.trials))]
     if not groups:
         return None
     base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
-    style = canvas.looks((group.name for group in groups), base)
+    looks = canvas.looks((group.name for group in groups), base)
     figure = canvas.sheet(8, 3.6)
     axis = figure.subplots()
     for group in groups:
-        look = style[group.name] | ({} if len(tuning.plan.fields) == 1 else {"linestyle": "none"})
+        look = looks[group.name]
+        if len(tuning.plan.fields) > 1:
+            look = look | {"linestyle": "none"}
         known = sorted((trial.values[_RATE], trial.loss) for trial in group.trials if _has_loss(trial))
         axis.plot(*zip(*known, strict=True), **look, markersize=5)
-        for trial in group.trials:
-            if not _has_loss(trial):
-                axis.plot(
-                    trial.values[_RATE], 0.97, color=look["color"], marker="x" if trial.diverged else "v",
-                    markersize=7, fillstyle="none", transform=axis.get_xaxis_transform(),
-                )  # fmt: skip
+        for trial in itertools.filterfalse(_has_loss, group.trials):
+            axis.plot(
+                trial.values[_RATE],
+                0.97,
+                color=look["color"],
+                marker="x" if trial.diverged else "v",
+                markersize=7,
+                fillstyle="none",
+                transform=axis.get_xaxis_transform(),
+            )
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.xaxis.set_minor_formatter("")
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel(f"final validation loss ({analysis.plan.unit})")
-    canvas.legend(figure, style)
-    found = "; ".join({f"{arm.group} at {float(arm.chosen[_RATE]):g}": None for arm in tuning.arms})
+    canvas.legend(figure, looks)
+    rates = dict.fromkeys(f"{arm.group} at {float(arm.chosen[_RATE]):g}" for arm in tuning.arms)
     runs = max(len(trial.runs) for group in groups for trial in group.trials)
     caption = (
         "Final validation loss of the trials over the peak learning rate, "
         f"{tokens(tuning.plan.tokens)} tokens each ({plural(runs, 'run')} a point); points are joined where "
         "the rate alone varies. Crosses at the top: a run diverged; triangles: ended early. The rates found: "
-        f"{found}."
+        f"{'; '.join(rates)}."
     )
     return "trials", "Trials", figure, caption
 

@@ -9,7 +9,8 @@ so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ablate.reports.figures import canvas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.diagnoses import ArmDiagnosis
+    from ablate.reports.findings.diagnoses import ArmDiagnosis, Map
 
 _MOST_ROWS = 48
 _MOST_COLUMNS = 40
@@ -29,14 +30,10 @@ _LABELS = {
 }
 
 
-def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
+def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> list[canvas.Drawing]:
     """Draw a figure for each arm with quantised GEMMs."""
     arms = [arm for arm in arms if arm.gemms]
-    scales = {}
-    for figure in _LABELS:
-        rows = [row for arm in arms for one in arm.maps if one.figure == figure for row in one.values]
-        known = [value for row in rows for value in row if value is not None and np.isfinite(value)]
-        scales[figure] = (min(known, default=0.0), max(known, default=1.0))
+    scales = {figure: _scale(arms, figure) for figure in _LABELS}
 
     @canvas.drawing
     def draw(numbered: tuple[int, ArmDiagnosis]) -> canvas.Picture:
@@ -45,18 +42,8 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
         rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
         figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
         axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
-        for axis, one in zip(axes, arm.maps, strict=True):
-            shown = slice(None, None, -(-len(one.tokens) // _MOST_COLUMNS))
-            tokens = one.tokens[shown]
-            values = np.array(one.values, dtype=float)[rows, shown]
-            low, high = scales[one.figure]
-            edges = [*tokens, 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1]
-            mesh = axis.pcolormesh(edges, range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
-            axis.grid(visible=False)
-            canvas.count_ticks(axis, 4)
-            bar = figure.colorbar(mesh, ax=axis, location="bottom", label=_LABELS[one.figure])
-            bar.outline.set_visible(False)
-            bar.ax.grid(visible=False)
+        for axis, heat_map in zip(axes, arm.maps, strict=True):
+            _draw_map(axis, heat_map, rows, scales[heat_map.figure])
         names = [f"{canvas.short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in arm.maps[0].rows]
         axes[0].set_yticks(np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7)
         axes[0].invert_yaxis()
@@ -70,4 +57,32 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
         )
         return f"diagnostics-{number}", f"Diagnostics: {arm.arm}", figure, caption
 
-    return tuple(filter(None, map(draw, enumerate(arms, 1))))
+    drawings = map(draw, enumerate(arms, 1))
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def _scale(arms: Sequence[ArmDiagnosis], figure: str) -> tuple[float, float]:
+    """Return the least and the largest value of a figure in all arms."""
+    values = [
+        np.array(heat_map.values, dtype=float).ravel()
+        for arm in arms
+        for heat_map in arm.maps
+        if heat_map.figure == figure
+    ]
+    known = np.concatenate([[], *values])
+    known = known[np.isfinite(known)]
+    return (known.min(), known.max()) if len(known) else (0.0, 1.0)
+
+
+def _draw_map(axis: Any, heat_map: Map, rows: np.ndarray, scale: tuple[float, float]) -> None:
+    shown = slice(None, None, math.ceil(len(heat_map.tokens) / _MOST_COLUMNS))
+    tokens = heat_map.tokens[shown]
+    values = np.array(heat_map.values, dtype=float)[rows, shown]
+    end = 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1
+    low, high = scale
+    mesh = axis.pcolormesh([*tokens, end], range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
+    axis.grid(visible=False)
+    canvas.count_ticks(axis, 4)
+    bar = axis.figure.colorbar(mesh, ax=axis, location="bottom", label=_LABELS[heat_map.figure])
+    bar.outline.set_visible(False)
+    bar.ax.grid(visible=False)

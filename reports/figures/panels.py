@@ -6,33 +6,24 @@ The front of a search has a panel for each budget.
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ablate.reports.figures import canvas
 from ablate.reports.words.compare import UNITS
-from ablate.reports.words.format import (
-    NBSP,
-    counts,
-    coverage,
-    forked,
-    percents,
-    tokens,
-)
+from ablate.reports.words.format import NBSP, counts, coverage, forked, percents, tokens
 from ablate.results.losses import difference_bands
 from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from ablate.reports.findings.compare import Comparison
+    from ablate.reports.findings.compare import Comparison, Line
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import SearchResult
+    from ablate.results.cost import Cost
     from ablate.results.losses import Band, Curve
-
-_ENDS = attrgetter("estimate", "low", "high")
 
 
 @canvas.drawing
@@ -43,28 +34,29 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
     # An interval over both runs that learn and runs that diverge has no meaning.
-    mixed = {arm.name: f", {count} diverged" for arm in analysis.others if (count := arm.count("diverged"))}
+    diverged = {arm.name: arm.count("diverged") for arm in analysis.others if arm.count("diverged")}
+    panels = {}
+    for name, band in bands.items():
+        text = counts(band)
+        if name in diverged:
+            text += f", {diverged[name]} diverged"
+        panels[name] = canvas.Panel(band.tokens, np.array([band.difference, band.low, band.high]), text)
     figure, axes = canvas.small_multiples(
-        {
-            name: (
-                band.tokens,
-                zip(band.difference, band.low, band.high, strict=True),
-                counts(band) + mixed.get(name, ""),
-            )
-            for name, band in bands.items()
-        },
+        panels,
         canvas.looks_of(analysis),
         "training tokens",
         f"loss difference ({analysis.plan.unit})",
         least=1e-4,
-        mixed=mixed,
+        mixed=diverged,
     )
+    end = 1.01 * max(float(band.tokens[-1]) for band in bands.values())
     for name, axis in axes.items():
-        for other in bands.values():
-            axis.plot(other.tokens, other.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
-        if own := in_bf16.get(name):
-            axis.plot(own.tokens, own.difference, color=canvas.INK, linewidth=1.0, zorder=2.5)
-        axis.set_xlim(0, 1.01 * max(float(band.tokens[-1]) for band in bands.values()))
+        for band in bands.values():
+            axis.plot(band.tokens, band.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
+        if name in in_bf16:
+            second = in_bf16[name]
+            axis.plot(second.tokens, second.difference, color=canvas.INK, linewidth=1.0, zorder=2.5)
+        axis.set_xlim(0, end)
         canvas.shade_decay(axis, analysis.decay_begins)
     canvas.count_ticks(axis, 4)
     way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
@@ -97,19 +89,23 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
     return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
+def _panel(places: Sequence[float], costs: Sequence[Cost], text: str) -> canvas.Panel:
+    ends = np.array([(cost.estimate, cost.low, cost.high) for cost in costs], dtype=float)
+    return canvas.Panel(places, ends.T, text)
+
+
 @canvas.drawing
 def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     """Draw the token cost over the target; None if no arm has a range in common with the baseline."""
-    moved = {arm.name: arm.moved for arm in analysis.others if arm.moved is not None}
-    sweeps = {name: pairs for name, one in moved.items() if (pairs := one.sweep) is not None}
-    if not sweeps or analysis.plan.target is None:
+    panels = {}
+    for arm in analysis.others:
+        if arm.moved is not None and arm.moved.sweep is not None:
+            targets, costs = zip(*arm.moved.sweep, strict=True)
+            panels[arm.name] = _panel(targets, costs, counts(replace(costs[0], pairs=None)))
+    if not panels or analysis.plan.target is None:
         return None
     figure, axes = canvas.small_multiples(
-        {
-            name: (targets, map(_ENDS, costs), counts(replace(costs[0], pairs=None)))
-            for name, pairs in sweeps.items()
-            for targets, costs in [zip(*pairs, strict=True)]
-        },
+        panels,
         canvas.looks_of(analysis),
         f"target ({analysis.plan.unit})",
         "token cost",
@@ -125,105 +121,118 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
         "passes; training goes to the right. Dotted: the study's target. A cost that depends on the target "
         f"is no single number. The scale follows the later part.{forked(analysis.others)}"
     )
-    without = ", ".join(arm.name for arm in analysis.others if arm.name not in sweeps)
+    without = [arm.name for arm in analysis.others if arm.name not in panels]
     if without:
-        caption += f" No range in common, or diverged: {without}."
+        caption += f" No range in common, or diverged: {', '.join(without)}."
     return "sweep", "Other targets", figure, caption
 
 
 @canvas.drawing
-def draw_comparison(found: Comparison) -> canvas.Picture | None:
+def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     """Draw every arm's token cost in each study over the studies' places; None without any."""
-    known = {
-        arm.name: [
-            (at, one)
-            for at, one in zip(found.places, arm.token_cost.points, strict=True)
-            if one and one.estimate is not None
-        ]
-        for arm in found.arms
-    }
-    lines = {arm.name: arm.token_cost for arm in found.arms if known[arm.name]}
-    if not lines:
+    panels = {}
+    lines = {}
+    numbers: dict[str, None] = {}
+    for arm in comparison.arms:
+        line = arm.token_cost
+        points = zip(comparison.places, line.points, strict=True)
+        known = [(place, point) for place, point in points if point and point.estimate is not None]
+        if known:
+            places, costs = zip(*known, strict=True)
+            change = percents(line.change)
+            if comparison.axis:
+                change += " per tenfold"
+            panels[arm.name] = _panel(places, costs, change)
+            lines[arm.name] = line
+            numbers |= dict.fromkeys(map(counts, costs))
+    if not panels:
         return None
-    looks = canvas.looks(lines)
+    looks = canvas.looks(panels)
     figure, axes = canvas.small_multiples(
-        {
-            name: ([*at], map(_ENDS, costs), percents(line.change) + " per tenfold" * bool(found.axis))
-            for name, line in lines.items()
-            for at, costs in [zip(*known[name], strict=True)]
-        },
-        looks,
-        UNITS[found.axis],
-        "token cost",
-        least=0.01,
-        bars=True,
-    )
-    numbers = dict.fromkeys(counts(one) for name in lines for _, one in known[name])
-    caption = (
-        f"Token cost over {found.against}, each point a study; bars: {coverage(*found.rules)} intervals, "
-        f"{', '.join(numbers)} a point. Above the points: what (1 + token cost) changes by. The scale "
-        "follows the points: longer bars are cut."
+        panels, looks, UNITS[comparison.axis], "token cost", least=0.01, bars=True
     )
     for name, axis in axes.items():
-        line, look = lines[name], looks[name]
-        if line.intercept is not None and line.slope is not None:
-            along = np.geomspace(known[name][0][0], known[name][-1][0], 40)
-            fitted = np.expm1(line.intercept + line.slope * np.log10(along))
-            axis.plot(along, fitted, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
+        _draw_line(axis, lines[name], panels[name], looks[name])
     axis = next(iter(axes.values()))
     canvas.percent_ticks(axis.yaxis)
     axis.margins(x=0.1)
     axis.set_xscale("log")
-    ends = {found.places[i]: canvas.short(found.studies[i].name, 16) for i in (0, -1)}
+    ends = {comparison.places[i]: canvas.short(comparison.studies[i].name, 16) for i in (0, -1)}
     axis.set_xticks(sorted(ends))
     axis.minorticks_off()
-    axis.xaxis.set_major_formatter(lambda place, _: tokens(place) if found.axis else ends.get(place, ""))
-    if found.axis:
+    axis.xaxis.set_major_formatter(lambda place, _: tokens(place) if comparison.axis else ends.get(place, ""))
+    caption = (
+        f"Token cost over {comparison.against}, each point a study; bars: {coverage(*comparison.rules)} "
+        f"intervals, {', '.join(numbers)} a point. Above the points: what (1 + token cost) changes by. The "
+        "scale follows the points: longer bars are cut."
+    )
+    if comparison.axis:
         caption += (
             " Thin: the straight line of log (1 + token cost) over the logarithm of the number of "
-            f"{UNITS[found.axis]} by least squares. The change for each tenfold is an average slope: its "
-            "interval does not tell whether the line is straight."
+            f"{UNITS[comparison.axis]} by least squares. The change for each tenfold is an average slope: "
+            "its interval does not tell whether the line is straight."
         )
     return "compare", "Token cost in each study", figure, caption
 
 
+def _draw_line(axis: Any, line: Line, panel: canvas.Panel, look: canvas.Look) -> None:
+    """Draw the line that was fitted, from the first to the last point."""
+    if line.intercept is not None and line.slope is not None:
+        places = np.geomspace(panel.x[0], panel.x[-1], 40)
+        costs = np.expm1(line.intercept + line.slope * np.log10(places))
+        axis.plot(places, costs, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
+
+
 @canvas.drawing
-def draw_front(found: SearchResult) -> canvas.Picture | None:
+def draw_front(search: SearchResult) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before the first result."""
     # Not at the top: it loads what runs a search, and a report needs none of it.
     from ablate.search.halving import short_tokens
 
-    rungs = [rung for rung in found.rungs if any(one.end == "ok" for one in rung.points)]
+    rungs = [rung for rung in search.rungs if any(point.end == "ok" for point in rung.points)]
     if not rungs:
         return None
-    named = [one.name for rung in rungs for one in rung.front if one.name != found.baseline]
-    style = canvas.looks((found.baseline, *dict.fromkeys(named)), found.baseline)
+    names = [search.baseline]
+    for rung in rungs:
+        names += [point.name for point in rung.front]
+    looks = canvas.looks(dict.fromkeys(names), search.baseline)
     figure = canvas.sheet(11, 4.6)
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
     for axis, rung in zip(axes, rungs, strict=True):
-        for one in (point for point in rung.points if point.end == "ok"):
-            usual = {"marker": "s" if one.started_from else "o", "color": canvas.CONTEXT}
-            look = style[one.name] if one.on_front or one.is_baseline else usual
-            axis.plot(
-                [one.modelled_time], [one.value], look["marker"], color=look["color"], markersize=6, zorder=3
-            )
+        for point in rung.points:
+            if point.end == "ok":
+                look = {"marker": "s" if point.started_from else "o", "color": canvas.CONTEXT}
+                if point.on_front or point.is_baseline:
+                    look = looks[point.name]
+                axis.plot(
+                    point.modelled_time,
+                    point.value,
+                    look["marker"],
+                    color=look["color"],
+                    markersize=6,
+                    zorder=3,
+                )
         # Points above and to the right of the front are dominated.
         axis.step(
-            [one.modelled_time for one in rung.front], [one.value for one in rung.front],
-            where="post", color=canvas.FAINT, linewidth=1.4, zorder=2,
-        )  # fmt: skip
+            [point.modelled_time for point in rung.front],
+            [point.value for point in rung.front],
+            where="post",
+            color=canvas.FAINT,
+            linewidth=1.4,
+            zorder=2,
+        )
         axis.set_title(f"{short_tokens(rung.tokens)} tokens a run")
         axis.set_xlabel("step time over the baseline's (modelled)")
         axis.margins(x=0.09, y=0.09)
         axis.locator_params("x", nbins=6)
-        if found.objective == "token_cost":
+        if search.objective == "token_cost":
             canvas.percent_ticks(axis.yaxis)
-    axes[0].set_ylabel(found.value_words)
-    canvas.legend(figure, {name: look | {"linestyle": "none"} for name, look in style.items()})
+    axes[0].set_ylabel(search.value_words)
+    canvas.legend(figure, {name: look | {"linestyle": "none"} for name, look in looks.items()})
     caption = (
         f"Each point: one run of one recipe (n{NBSP}={NBSP}1 seed), so distances within a run's noise mean "
-        f"nothing. Step time: modelled on {found.hardware} at {found.shapes}, over that of {found.baseline}; "
-        "not measured. Line: the front; grey squares: other recipes that the search started from. Runs "
-        "without a result are not shown."
+        f"nothing. Step time: modelled on {search.hardware} at {search.shapes}, over that of "
+        f"{search.baseline}; not measured. Line: the front; grey squares: other recipes that the search "
+        "started from. Runs without a result are not shown."
     )
     return "front", "The front", figure, caption

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_POINTS = 200
 
 
-def live_data(analysis: Analysis, parts: Iterable[Table | Drawing]) -> dict[str, Any] | None:
+def live_data(analysis: Analysis, parts: Iterable[Table | Drawing | None]) -> dict[str, Any] | None:
     """Compute the script's data for the arms in the figure of convergence; None without that figure.
 
     ``runs``: arm, seed, tokens and losses. ``moved``: of each arm tokens to target, token cost and ends at

@@ -63,35 +63,38 @@ def write_pages(
     the content policy allows by the hash of its text. The files of parts that only the page before had are
     removed.
     """
-    parts = [one for one in parts if isinstance(one, Drawing) or (one and one.rows)]
-    drawn = [one for one in parts if isinstance(one, Drawing)]
+    parts = [part for part in parts if isinstance(part, Drawing) or (part and part.rows)]
+    drawings = [part for part in parts if isinstance(part, Drawing)]
     # The browser hashes the text between the tags, so the file is inserted unchanged.
     script = (_TEMPLATES / "report.js").read_bytes()
-    seen = {
+    values = {
         "parts": parts,
         "figures": figures,
         "version": __version__,
         "live": None,
         "script": Markup(script.decode()),  # noqa: S704  no user's word is in it
         "script_hash": base64.b64encode(hashlib.sha256(script).digest()).decode(),
-        "pictures": {one.name: inline_svg(one) for one in drawn},
+        "pictures": {drawing.name: inline_svg(drawing) for drawing in drawings},
         **values,
     }
-    html, plain = (_environment(autoescape=html) for html in (True, False))
+    markdown = _environment(autoescape=False).get_template(f"{template}.md.j2")
+    html = _environment(autoescape=True).get_template(f"{template}.html.j2")
     files = {
         f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
-        f"{name}.md": plain.get_template(f"{template}.md.j2").render(seen),
-        f"{name}.html": html.get_template(f"{template}.html.j2").render(seen),
+        f"{name}.md": markdown.render(values),
+        f"{name}.html": html.render(values),
     }
     page = folder / f"{name}.html"
-    before = _names(page.read_text(encoding="utf-8", errors="replace")) if page.exists() else set()
-    for one in drawn:
-        write_bytes_atomic(folder / figures / f"{one.name}.svg", one.svg)
-        write_bytes_atomic(folder / figures / f"{one.name}.png", one.png)
-    for file, body in files.items():
-        write_bytes_atomic(folder / file, body.encode())
-    for gone in before - _names(files[page.name]):
-        for file in (f"{figures}{gone}.svg", f"{figures}{gone}.png", f"tables/{gone}.tex"):
+    old_names = set()
+    if page.exists():
+        old_names = _names(page.read_text(encoding="utf-8", errors="replace"))
+    for drawing in drawings:
+        write_bytes_atomic(folder / figures / f"{drawing.name}.svg", drawing.svg)
+        write_bytes_atomic(folder / figures / f"{drawing.name}.png", drawing.png)
+    for file, text in files.items():
+        write_bytes_atomic(folder / file, text.encode())
+    for old in old_names - _names(files[page.name]):
+        for file in (f"{figures}{old}.svg", f"{figures}{old}.png", f"tables/{old}.tex"):
             (folder / file).unlink(missing_ok=True)
     return folder / f"{name}.json", folder / f"{name}.md", page
 
@@ -103,15 +106,27 @@ def _names(page: str) -> set[str]:
 
 def definitions(analysis: Analysis) -> list[tuple[str, str]]:
     """Define the terms of a report as (term, meaning in this study)."""
-    runs = [run for arm in analysis.every_arm for run in arm.runs if run.end == "hit" and not run.left_bound]
-    record = analysis.throughput
-    text = _environment(autoescape=False).get_template("method.txt.j2").render(
-        analysis=analysis, words=words, target=target_text(analysis.plan),
-        hits=len(runs), fitted=sum(run.fitted is not None for run in runs),
-        alone=record if record and record.tokens_per_sec else None,
-    )  # fmt: skip
-    lines = (line.partition(": ") for line in text.splitlines() if line.strip())
-    return [(term, meaning.strip()) for term, _, meaning in lines]
+    hits = []
+    for arm in analysis.every_arm:
+        hits += [run for run in arm.runs if run.end == "hit" and not run.left_bound]
+    timed = analysis.throughput
+    text = (
+        _environment(autoescape=False)
+        .get_template("method.txt.j2")
+        .render(
+            analysis=analysis,
+            words=words,
+            target=target_text(analysis.plan),
+            hits=len(hits),
+            fitted=sum(run.fitted is not None for run in hits),
+            alone=timed if timed and timed.tokens_per_sec else None,
+        )
+    )
+    lines = []
+    for line in filter(str.strip, text.splitlines()):
+        term, _, meaning = line.partition(": ")
+        lines.append((term, meaning.strip()))
+    return lines
 
 
 def latex(table: Table) -> str:
@@ -156,11 +171,8 @@ def inline_svg(drawing: Drawing) -> Markup:
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{drawing.name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{drawing.name}-", svg)
-    svg = re.sub(
-        r': (#[0-9a-f]{6})(?=[;"])',
-        lambda match: f": var(--{_VARIABLES[match[1]]})" if match[1] in _VARIABLES else match[0],
-        svg,
-    )
+    for color, variable in _VARIABLES.items():
+        svg = re.sub(f': {color}(?=[;"])', f": var(--{variable})", svg)
     size = re.search(r'viewBox="0 0 ([0-9.]+) [^"]*"', svg)
     assert size is not None  # matplotlib always writes it
     # Letters have the same size in narrow and wide figures.

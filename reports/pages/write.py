@@ -95,7 +95,7 @@ def write_report(
         "evaluations.csv": csv_text(frames.evals),
     }
     for part in (*matrices, *parts):
-        if isinstance(part, Table):
+        if isinstance(part, Table) and part.rows:
             texts[f"{part.name}.tex"] = latex(part)
     for name, text in texts.items():
         write_bytes_atomic(folder / "tables" / name, text.encode())
@@ -134,10 +134,10 @@ def write_report(
     )
 
 
-def _sections(analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]) -> list[Table | Drawing]:
-    """Make the tables and figures in the page's order; tables without rows are left out."""
+def _sections(analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]) -> list[Table | Drawing | None]:
+    """Make the tables and figures in the page's order."""
     drawings = draw_figures(analysis)
-    parts = [
+    return [
         *drawings[:1],
         tables.arms_table(analysis),
         *drawings[1:],
@@ -152,4 +152,3 @@ def _sections(analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]) -> list[Tab
         tables.published_table(analysis),
         tables.run_table(analysis),
     ]
-    return [part for part in parts if isinstance(part, Drawing) or (part is not None and part.rows)]

@@ -85,17 +85,17 @@ def _of_evaluations(analysis: Analysis) -> Iterator[str]:
                 below.append(arm.name)
     if below and resolution.share_of_tokens_to_target is not None:
         yield (
-            f"Smaller than the evaluation interval ({share(resolution.share_of_tokens_to_target)} of the "
-            f"baseline's tokens to target, more of those left after a fork): the token cost of "
-            f"{', '.join(below)}. It rests on interpolation between evaluations: evaluate more often."
+            f"The token cost of {listed(below)} is smaller than the evaluation interval "
+            f"({share(resolution.share_of_tokens_to_target)} of the baseline's tokens to target, more of "
+            "those left after a fork). It rests on interpolation between evaluations: evaluate more often."
         )
     # An arm that was stopped early has few results on purpose.
     scarce = [arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None]
     if scarce and analysis.others:
         yield (
-            f"One or two results only: {', '.join(scarce)}. One gives no interval; with two, intervals lean "
-            "on the normal distribution and, where moderated, on the other arms' spread: an arm that spreads "
-            "otherwise is hardly seen. Add seeds."
+            f"Only one or two results: {', '.join(scarce)}. One result gives no interval. The interval of "
+            "two leans on the normal distribution and, where it is moderated, on the other arms' spread: it "
+            "hardly shows an arm that spreads otherwise. Add seeds."
         )
     early = [(arm.name, early_difference(arm, analysis)) for arm in analysis.others]
     if places := [f"{name} at {tokens(place)}" for name, place in early if place is not None]:
@@ -119,7 +119,7 @@ def _of_budgets(analysis: Analysis) -> Iterator[str]:
             unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(cost)} of cost)")
     if unequal:
         yield (
-            f"The budgets differ and the cost is no greater than that: {', '.join(unequal)}. A schedule that "
+            f"The budgets differ by as much as the cost or more: {', '.join(unequal)}. A schedule that "
             "is tied to the budget, or is not known, stretches the curve by as much, whatever the recipe."
         )
 
@@ -140,8 +140,8 @@ def _of_trials(analysis: Analysis) -> Iterator[str]:
         outermost += [f"{field} of {arm.name} at {setting(arm.chosen[field])}" for field in arm.outermost]
     if outermost:
         yield (
-            f"The outermost of the values tried was found best: {', '.join(outermost)}. A value beyond it "
-            "may be better. Widen the range."
+            f"The best value is the outermost that was tried: {', '.join(outermost)}. A value beyond it may "
+            "be better. Widen the range."
         )
 
 
@@ -167,10 +167,10 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
         )
     if late:
         yield (
-            f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}): there "
-            "the loss falls faster, so that an arm which lags is fewer tokens behind, and a shorter run "
-            "would not have had that rate. Take a target that is reached before, and the final loss for what "
-            "is left after."
+            f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}). There "
+            "the loss falls faster, so an arm that lags is fewer tokens behind, and a shorter run would not "
+            "have had that rate. Take a target that is reached earlier, and compare what comes later by the "
+            "final loss."
         )
 
 

@@ -58,7 +58,7 @@ def judge(arm: ArmResult, analysis: Analysis) -> Finding:
 def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     found = arm.difference
     if found.estimate is None:
-        return "none", f"For {arm.name} no loss difference can be given{_because(found)}."
+        return "none", f"No loss difference can be given for {arm.name}{_because(found)}."
     size = f"{difference(found)} {analysis.plan.unit}"
     if analysis.has_curves:
         size += f" after {tokens(found.tokens)} tokens"
@@ -72,7 +72,7 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
 def _judge_cost(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     found = arm.token_cost
     if found.kind == "none":
-        return "none", f"For {arm.name} no token cost can be given{_because(found)}."
+        return "none", f"No token cost can be given for {arm.name}{_because(found)}."
     size = f"{cost(found)}, {_sample(arm)}"
     if found.kind == "point":
         return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(found)}."

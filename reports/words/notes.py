@@ -35,11 +35,10 @@ def _on_the_target(analysis: Analysis) -> Iterator[str]:
     if plan.target is None:
         if analysis.has_curves:
             command = command_line("report", plan.study, target="VALUE", out="FOLDER")
-            yield f"No target was given, so that nothing is said of tokens: `{command}` takes one."
+            yield f"No target was given, so nothing is said of tokens: `{command}` sets one."
         else:
             yield (
-                "The logs hold final losses alone: that the runs went equally far is for their owners to "
-                "vouch."
+                "The logs hold only final losses: their owners have to vouch that the runs went equally far."
             )
         return
     reached = analysis.reached_by_all

@@ -101,8 +101,8 @@ def _choose(analysis: Analysis, tones: Mapping[str, Tone]) -> Verdict:
         )
     # Of arms with an equal share in FP4, the one of lowest token cost.
     most = max(map(_fp4_share, known))
-    first, *equal = sorted((arm for arm in known if _fp4_share(arm) == most), key=_tokens_needed)
-    fewest = min([arm for arm in known if arm.fp4_share] or known, key=_tokens_needed)
+    first, *equal = sorted((arm for arm in known if _fp4_share(arm) == most), key=tokens_needed)
+    fewest = min([arm for arm in known if arm.fp4_share] or known, key=tokens_needed)
     answer = _describe(first, equal if most else [])
     beside = ""
     if fewest is not first:
@@ -132,7 +132,8 @@ def _fp4_share(arm: ArmResult) -> float:
     return round(arm.fp4_share or 0.0, 6)
 
 
-def _tokens_needed(arm: ArmResult) -> float:
+def tokens_needed(arm: ArmResult) -> float:
+    """Return the token cost, by which arms are ordered; infinity where it is not known."""
     return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
 
 
