@@ -30,7 +30,7 @@ _LABELS = {
 }
 
 
-def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> list[canvas.Drawing]:
+def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
     """Draw a figure for each arm with quantised GEMMs."""
     arms = [arm for arm in arms if arm.gemms]
     scales = {figure: _scale(arms, figure) for figure in _LABELS}
@@ -58,7 +58,7 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> list[canvas.Drawing]:
         return f"diagnostics-{number}", f"Diagnostics: {arm.arm}", figure, caption
 
     drawings = map(draw, enumerate(arms, 1))
-    return [drawing for drawing in drawings if drawing is not None]
+    return tuple(drawing for drawing in drawings if drawing is not None)
 
 
 def _scale(arms: Sequence[ArmDiagnosis], figure: str) -> tuple[float, float]:

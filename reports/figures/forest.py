@@ -73,17 +73,17 @@ def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
     looks = canvas.looks_of(analysis)
     points = [0.0]
     for row, arm in enumerate(analysis.others):
-        found = arm.token_cost
+        token_cost = arm.token_cost
         color = looks[arm.name]["color"]
         seeds = _seed_costs(arm, analysis)
         axis.plot(seeds, [row + 0.25] * len(seeds), ".", color=color, markersize=4.5, alpha=0.7)
         points += seeds
-        bound = found.high if found.low is None else found.low
-        if found.estimate is not None:
-            axis.plot(found.estimate, row, looks[arm.name]["marker"], color=color, markersize=7)
-            points.append(found.estimate)
+        bound = token_cost.high if token_cost.low is None else token_cost.low
+        if token_cost.estimate is not None:
+            axis.plot(token_cost.estimate, row, looks[arm.name]["marker"], color=color, markersize=7)
+            points.append(token_cost.estimate)
         elif bound is not None:
-            marker = "<" if found.low is None else ">"
+            marker = "<" if token_cost.low is None else ">"
             axis.plot(bound, row, marker, color=color, markersize=8, fillstyle="none")
             points.append(bound)
     return points
@@ -97,10 +97,10 @@ def _draw_intervals(axis: Any, analysis: Analysis, points: list[float]) -> bool:
     bars = []
     edges: list[float] = []
     for row, arm in enumerate(analysis.others):
-        found = arm.token_cost
-        if found.kind == "interval":
-            low = -1.0 if found.low is None else found.low  # None: beyond the range of numbers
-            high = math.inf if found.high is None else found.high
+        token_cost = arm.token_cost
+        if token_cost.kind == "interval":
+            low = -1.0 if token_cost.low is None else token_cost.low  # None: beyond the range of numbers
+            high = math.inf if token_cost.high is None else token_cost.high
             bars.append((row, looks[arm.name]["color"], low, high))
             edges += [low, high]
     scale = axis.xaxis.get_transform()

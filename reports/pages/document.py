@@ -376,10 +376,10 @@ def plain(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     keys = _KEYS.get(type(value)) or _keys(*vars(value))
-    found = {key: plain(read_value(value, read)) for key, read in keys.items()}
+    converted = {key: plain(read_value(value, read)) for key, read in keys.items()}
     if isinstance(value, Interval) and not value.note:
-        del found["note"]
-    return found
+        del converted["note"]
+    return converted
 
 
 def _frame(records: Iterable[object], columns: Keys) -> pd.DataFrame:

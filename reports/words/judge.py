@@ -56,38 +56,38 @@ def judge(arm: ArmResult, analysis: Analysis) -> Finding:
 
 
 def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
-    found = arm.difference
-    if found.estimate is None:
-        return "none", f"No loss difference can be given for {arm.name}{_because(found)}."
-    size = f"{difference(found)} {analysis.plan.unit}"
+    loss = arm.difference
+    if loss.estimate is None:
+        return "none", f"No loss difference can be given for {arm.name}{_because(loss)}."
+    size = f"{difference(loss)} {analysis.plan.unit}"
     if analysis.has_curves:
-        size += f" after {tokens(found.tokens)} tokens"
-    size += f", {counts(found)}"
-    if found.low is None or found.high is None:
-        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(found)}."
-    limit = f"differences above {max(-found.low, found.high):.4f}"
-    return _judge_interval(arm, analysis.baseline, found, size, limit, ("ends above", "ends below"))
+        size += f" after {tokens(loss.tokens)} tokens"
+    size += f", {counts(loss)}"
+    if loss.low is None or loss.high is None:
+        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(loss)}."
+    limit = f"differences above {max(-loss.low, loss.high):.4f}"
+    return _judge_interval(arm, analysis.baseline, loss, size, limit, ("ends above", "ends below"))
 
 
 def _judge_cost(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
-    found = arm.token_cost
-    if found.kind == "none":
-        return "none", f"No token cost can be given for {arm.name}{_because(found)}."
-    size = f"{cost(found)}, {_sample(arm)}"
-    if found.kind == "point":
-        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(found)}."
-    limit = f"costs above {share(found.high)}"
+    token_cost = arm.token_cost
+    if token_cost.kind == "none":
+        return "none", f"No token cost can be given for {arm.name}{_because(token_cost)}."
+    size = f"{cost(token_cost)}, {_sample(arm)}"
+    if token_cost.kind == "point":
+        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(token_cost)}."
+    limit = f"costs above {share(token_cost.high)}"
     words = ("costs more tokens than", "needs fewer tokens than")
-    return _judge_interval(arm, analysis.baseline, found, size, limit, words)
+    return _judge_interval(arm, analysis.baseline, token_cost, size, limit, words)
 
 
 def _judge_interval(
-    arm: ArmResult, baseline: str, found: Interval, size: str, limit: str, words: tuple[str, str]
+    arm: ArmResult, baseline: str, figure: Interval, size: str, limit: str, words: tuple[str, str]
 ) -> tuple[Tone, str]:
     """Judge by where zero is. ``words``: for an interval above it, and for one below it."""
-    low = found.low or 0.0  # None: beyond the range of numbers
-    high = found.high or 0.0
-    reason = _because(found)
+    low = figure.low or 0.0  # None: beyond the range of numbers
+    high = figure.high or 0.0
+    reason = _because(figure)
     if arm.planned.again:  # any difference between the baseline and itself is chance
         text = (
             f"{arm.name} differs from {baseline} in its seeds alone, and one such interval in twenty leaves"
@@ -103,22 +103,22 @@ def _judge_interval(
 
 
 def _judge_bound(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
-    found = arm.token_cost
+    token_cost = arm.token_cost
     if arm.count("diverged") == arm.n:
         return "diverged", f"{arm.name} did not reach the target (all its runs ({arm.n}) diverged)."
-    if found.low is None or found.low <= 0:
-        text = f"{arm.name} is inconclusive: the cost is {cost(found)} in these runs"
-        return "bound", f"{text}{_because(found)}."
+    if token_cost.low is None or token_cost.low <= 0:
+        text = f"{arm.name} is inconclusive: the cost is {cost(token_cost)} in these runs"
+        return "bound", f"{text}{_because(token_cost)}."
     # Without a sampling error the bound says nothing of other runs.
     tone: Tone = "bound"
     at_budget = ""
-    if found.restricted is not None:
-        at_budget = f"; with all runs cut at the budget {percents(found.restricted)}"
-        if found.restricted.low is not None and found.restricted.low > 0:
+    if token_cost.restricted is not None:
+        at_budget = f"; with all runs cut at the budget {percents(token_cost.restricted)}"
+        if token_cost.restricted.low is not None and token_cost.restricted.low > 0:
             tone = "more"
     return tone, (
-        f"In these runs {arm.name} took at least {share(found.low)} more tokens than {analysis.baseline} "
-        f"({found.note}{at_budget}, {_sample(arm)})."
+        f"In these runs {arm.name} took at least {share(token_cost.low)} more tokens than "
+        f"{analysis.baseline} ({token_cost.note}{at_budget}, {_sample(arm)})."
     )
 
 
@@ -130,5 +130,5 @@ def _sample(arm: ArmResult) -> str:
     return counts(arm.token_cost)
 
 
-def _because(found: Interval) -> str:
-    return f" ({found.note})" if found.note else ""
+def _because(figure: Interval) -> str:
+    return f" ({figure.note})" if figure.note else ""

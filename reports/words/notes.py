@@ -100,11 +100,11 @@ def _on_arm(arm: ArmResult, analysis: Analysis) -> Iterator[str]:
             f"{times(arm.measured.end_to_end)} the speed of {analysis.baseline} (timed: "
             f"{arm.measured.timed}); it is faster or slower only where the interval leaves 1 out."
         )
-    own = arm.token_cost.own
-    if arm.token_cost.stands_out and own is not None:
+    own_interval = arm.token_cost.own
+    if arm.token_cost.stands_out and own_interval is not None:
         yield (
             f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
-            f"{percents(own)}, is the safer one."
+            f"{percents(own_interval)}, is the safer one."
         )
 
 

@@ -72,11 +72,11 @@ def _advise(analysis: Analysis, findings: Sequence[Finding]) -> Verdict:
         )
     words = LOSS_TONES if target is None else TONES
     numbers = Counter(tones.values())
-    found = listed([f"{text} ({numbers[tone]})" for tone, text in words.items() if numbers[tone]])
+    summary = listed([f"{text} ({numbers[tone]})" for tone, text in words.items() if numbers[tone]])
     arms = plural(len(tones), "arm")
     if target is None:
-        return Verdict(lead=f"Final loss of {arms} against {base.name}: {found}.")
-    count = f"Of {arms} compared with {base.name} at {target_text(analysis.plan)}: {found}."
+        return Verdict(lead=f"Final loss of {arms} against {base.name}: {summary}.")
+    count = f"Of {arms} compared with {base.name} at {target_text(analysis.plan)}: {summary}."
     return replace(_choose(analysis, tones), count=count)
 
 
