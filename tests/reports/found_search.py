@@ -13,7 +13,7 @@ BAR = "pub|ished *odd* <b>$x$</b>"
 
 def point(number, name, value, time, **more):
     gemms, _, stabiliser = name.partition(" ")
-    usual = {
+    values = {
         "recipe": f"recipe of {name}",
         "run_id": f"{number:016x}",
         "levels": {"recipe.gemms": gemms, "recipe.stabiliser": stabiliser or "–"},
@@ -23,7 +23,7 @@ def point(number, name, value, time, **more):
         "end": "ok",
         "why": None,
     }
-    return TrialPoint(number=number, name=name, value=value, modelled_time=time, **(usual | more))
+    return TrialPoint(number=number, name=name, value=value, modelled_time=time, **(values | more))
 
 
 def found_search(**more):
@@ -41,7 +41,7 @@ def found_search(**more):
         point(1, "F sr", 2.12, 0.85, on_front=True),
         point(2, "F+D sr", 2.2, 0.7, on_front=True),
     )
-    usual = SearchResult(
+    search = SearchResult(
         name="a search",
         description="Which <recipe> is best?",
         objective="loss",
@@ -61,4 +61,4 @@ def found_search(**more):
         candidates=9,
         dropped=(DroppedCell(name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"),),
     )
-    return replace(usual, **more)
+    return replace(search, **more)

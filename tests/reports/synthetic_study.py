@@ -113,7 +113,8 @@ def build_study(
     With a ``model`` the configurations are whole, as a run writes them; ``own_model`` changes it for an arm.
     """
     store = StudyStore(folder / study)
-    base, arms = TRAINING | training, []
+    base = TRAINING | training
+    arms = []
     for name, seeds in curves.items():
         config = {"training": base | own_training.get(name, NONE), "recipe": resolved_recipe()}
         if model is not None:
@@ -130,10 +131,10 @@ def build_study(
                 message=messages.get((name, seed)), config=config | {"seed": seed}, environment=environment,
             )  # fmt: skip
         arm = {"name": name, "description": None, "recipe": recipes.get(name, "bf16"), "runs": runs}
-        said = {"factors": factors.get(name, {}), "differs": differs.get(name, {}), "folded": []}
-        arms.append(arm | said)
+        arm |= {"factors": factors.get(name, {}), "differs": differs.get(name, {}), "folded": []}
         if name in forks:
-            arms[-1]["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
+            arm["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
+        arms.append(arm)
     content = {
         "format": 1,
         "study": study,
@@ -190,7 +191,7 @@ def line(*losses, every=100):
 def lines(text):
     """Return the evaluations of ``ARM: LOSS LOSS, LOSS LOSS; ARM: …``, a comma between runs."""
     arms = (arm.split(":") for arm in text.split("; "))
-    return {name: [line(*map(float, run.split())) for run in own.split(",")] for name, own in arms}
+    return {name: [line(*map(float, run.split())) for run in runs.split(",")] for name, runs in arms}
 
 
 def ladder_study(folder, seed=1):

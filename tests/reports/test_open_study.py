@@ -22,7 +22,8 @@ def report(written):
 
 def test_costs_and_runs_are_those_of_the_report(report):
     study = ablate.open_study(report.html.parents[1])
-    costs, runs = study.costs(), study.runs()
+    costs = study.costs()
+    runs = study.runs()
     frames = (costs, runs.drop(columns="run_id"))
     check_text("frames", "\n".join(frame.to_csv(index=False, float_format="%.6g") for frame in frames))
     arms = json.loads(report.json.read_text())["arms"]

@@ -36,7 +36,7 @@ def check_words(name, lines):
     text = "".join(" ".join(line.split()) + "\n" for line in lines if line)
     if "REWRITE" in os.environ:
         known[name] = text
-        golden.write_text("\n".join(f"## {key}\n{one}" for key, one in known.items()))
+        golden.write_text("\n".join(f"## {key}\n{words}" for key, words in known.items()))
     assert text == known[name]
 
 
@@ -47,9 +47,9 @@ def said_of(analysis):
     return [
         f"take: {verdict.take}",
         *(verdict.lead, verdict.more, verdict.count),
-        *(f"{one.tone}: {one.text}" for one in verdict.findings),
+        *(f"{finding.tone}: {finding.text}" for finding in verdict.findings),
         *(" | ".join(row) for table in matrix_tables(analysis, verdict.findings) for row in table.rows),
         *verdict.notes,
-        *(f"! {one}" for one in (*caveats.notices(analysis), *caveats.warnings(analysis, ()))),
+        *(f"! {text}" for text in (*caveats.notices(analysis), *caveats.warnings(analysis, ()))),
         defined.get("Token cost") or defined["Final loss difference"],
     ]

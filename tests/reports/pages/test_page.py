@@ -48,23 +48,22 @@ def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(brows
     open_page(browser, page, 1280)
     data = browser.execute_script("return JSON.parse(document.getElementById('live-data').textContent)")
     frames = load_frames(StudyStore(page.parents[1]))
-    last, notes = len(data["targets"]) - 1, []
-    for at in (1, data["own"], last):
-        rows, note, heights = browser.execute_script(MOVE, at)
+    notes = []
+    for place in (1, data["own"], len(data["targets"]) - 1):
+        rows, note, heights = browser.execute_script(MOVE, place)
         notes.append(note)
-        analysis = analyse(read_against(frames, target=data["targets"][at]))
+        analysis = analyse(read_against(frames, target=data["targets"][place]))
         for row, arm in zip(rows, analysis.arms, strict=True):
-            tokens, cost = arm.tokens_to_target, arm.token_cost
             assert row == [
                 arm.name,
-                words.interval(tokens, words.tokens).partition(" [")[0],
-                words.cost(cost).partition(" [")[0],
+                words.interval(arm.tokens_to_target, words.tokens).partition(" [")[0],
+                words.cost(arm.token_cost).partition(" [")[0],
                 words.ends(arm.runs),
             ]
         axis = data["axes"][0]
         low, high = axis["y"]
         share = (axis["box"][3] - heights[0]) / (axis["box"][3] - axis["box"][1])
-        assert low + share * (high - low) == pytest.approx(data["targets"][at])
+        assert low + share * (high - low) == pytest.approx(data["targets"][place])
     assert [note.startswith("A moved target: point estimates") for note in notes] == [True, False, True]
     assert any(row[2].startswith(">") for row in rows)  # at the lowest target some runs have not arrived
 
@@ -78,8 +77,8 @@ def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(brows
             getComputedStyle(document.querySelector('.live')).display]
     """
     browser.execute_script("document.querySelectorAll('.live tbody input')[4].click()")
-    parts, left, _ = browser.execute_script(shown)
-    assert (parts > 5, left) == (True, 0)
+    parts, drawn, _ = browser.execute_script(shown)
+    assert (parts > 5, drawn) == (True, 0)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script(shown) == [parts, parts, "none"]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
@@ -98,19 +97,19 @@ def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(brows
         """
     )
     with (paths.tables / "evaluations.csv").open() as file:
-        row = [one for one in csv.DictReader(file) if (one["arm"], one["seed"]) == ("bf16", "0")][2]
-    loss, tokens = float(row["val_loss"]), int(row["tokens"])
-    assert tip == f"bf16, seed 0: {loss:.4f} nats/token after {tokens:,} tokens"
+        row = [row for row in csv.DictReader(file) if (row["arm"], row["seed"]) == ("bf16", "0")][2]
+    tokens = int(row["tokens"])
+    assert tip == f"bf16, seed 0: {float(row['val_loss']):.4f} nats/token after {tokens:,} tokens"
 
 
 def faults_of_access(browser):
     """Return what axe-core finds, one line each."""
     source = (files("axe_core_python") / "axe.min.js").read_text()
     browser.execute_script(source)
-    found = browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
+    result = browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
     return [
         f"{fault['impact']}: {fault['id']}: {node['html'][:200]}"
-        for fault in found["violations"]
+        for fault in result["violations"]
         for node in fault["nodes"]
     ]
 

@@ -123,26 +123,22 @@ def test_the_page_is_whole_by_itself_and_well_formed(written):
 
 
 STRANGE = {
-    "nothing": ("a: ; b: ", ""),
-    "one point": ("a: 1; b: 3", "convergence difference token-cost"),
-    "constant": ("a: 3 3 3; b: 3 3 3", "convergence difference"),
-    "at the target": ("a: 2 2 2; b: 2 2 2", "convergence difference"),
-    "one arm": ("a: 3 1", "convergence"),
-    "rising": ("a: 1 2 3; b: 1 1 1", "convergence difference"),
-    "none in common": ("a: 3 1; b:", "convergence sweep token-cost"),
-    "huge": ("a: 1e-3 1e6; b: 1e6 1e-3", "convergence difference token-cost"),
+    "nothing": lines("a: ; b: "),
+    "one point": lines("a: 1; b: 3"),
+    "constant": lines("a: 3 3 3; b: 3 3 3"),
+    "at the target": lines("a: 2 2 2; b: 2 2 2"),
+    "one arm": lines("a: 3 1"),
+    "rising": lines("a: 1 2 3; b: 1 1 1"),
+    "none in common": lines("a: 3 1") | {"b": [[(150, 3.0), (250, 1.0)]]},
+    "huge": lines("a: 1e-3 1e6; b: 1e6 1e-3"),
 }
 
 
-@pytest.mark.parametrize(("text", "drawn"), STRANGE.values(), ids=STRANGE)
-def test_strange_curves_give_a_whole_report(make_study, text, drawn, recwarn):
-    curves = lines(text)
-    if text.endswith(":"):
-        curves["b"] = [[(150, 3.0), (250, 1.0)]]
+@pytest.mark.parametrize("curves", STRANGE.values(), ids=STRANGE)
+def test_strange_curves_give_a_whole_report(make_study, curves, recwarn):
     paths = write_report(make_study(curves, target={"value": 2.0}))
     assert strict(paths)["study"]
     assert paths.html.read_text().endswith("</html>\n")
-    assert " ".join(sorted(path.stem for path in paths.figures.glob("*.svg"))) == drawn
     assert [str(warning.message) for warning in recwarn] == []
 
 

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from synthetic_study import line, lines, resolved_recipe, smooth_curve, whole_config
 from texts import check_words, said_of
 
-from ablate.base.files import read_record, write_record
 from ablate.cli import cli
 from ablate.recipes import read_recipe
 from ablate.reports.findings.analyse import analyse
@@ -40,13 +39,14 @@ HIT = "3 2.5 1.8 1.7, 3 2.45 1.8 1.7"
 MISSED = "3 2.9 2.801 2.7, 3 2.9 2.801 2.7"
 DECAY = lines("a: 2.1 2 1.9 1.8, 3 2.5 2.3 2.2; b: 2.1 2 1.9 1.8, 3 2.5 1.9 1.8")
 FALLING = [
-    [(at, 4 * (1 + at * pace / 20) ** -0.4) for at in range(50, 1501, 50)] for pace in (1.0, 1.03, 0.98, 1.04)
+    [(tokens, 4 * (1 + tokens * pace / 20) ** -0.4) for tokens in range(50, 1501, 50)]
+    for pace in (1.0, 1.03, 0.98, 1.04)
 ]
 TWO, THREE = ({name: 0.1 * i for i, name in enumerate(names)} for names in ("ab", "abc"))
 COSTS = {"bf16": 0.0, "fp8": 0.0, "F": 0.01, "all": 0.3, "all SR": 0.3, "all DHT": 0.03, "F DHT": 0.0}
 SHARES = {"bf16": 0.0, "fp8": 0.0, "F": 0.25, "all": 0.75, "all SR": 0.75, "all DHT": 0.75, "F DHT": 0.25}
 GEMMS = {"bf16": (), "F": ("fprop",), "FD": ("fprop", "dgrad"), "FDW": ("fprop", "dgrad", "wgrad")}
-STEPS = {"target": TARGET, "resolved": {name: resolved_recipe(*own) for name, own in GEMMS.items()}}
+STEPS = {"target": TARGET, "resolved": {name: resolved_recipe(*gemms) for name, gemms in GEMMS.items()}}
 MATRIX = {"bf16": resolved_recipe()} | {
     f"{gemm} {size}": resolved_recipe(gemm, hadamard=size) for gemm in ("fprop", "wgrad") for size in (0, 16)
 }
@@ -115,13 +115,16 @@ CASES = {
     },
 }  # fmt: skip
 CASES["forks"] = (
-    {"bf16": FALLING, "fp4": [[(at, loss + 0.02 * (at > 250)) for at, loss in run] for run in FALLING]},
+    {
+        "bf16": FALLING,
+        "fp4": [[(tokens, loss + 0.02 * (tokens > 250)) for tokens, loss in run] for run in FALLING],
+    },
     {"target": {"value": 1.1}, "forks": {"fp4": ("bf16", 250)}},
 )
 CASES["learnt or inferred"] = (
     {
-        "bf16": [[(at, loss, loss) for at, loss in run] for run in FALLING],
-        "fp4": [[(at, loss + 0.05, loss + 0.03) for at, loss in run] for run in FALLING],
+        "bf16": [[(tokens, loss, loss) for tokens, loss in run] for run in FALLING],
+        "fp4": [[(tokens, loss + 0.05, loss + 0.03) for tokens, loss in run] for run in FALLING],
     },
     {"target": {"value": 1.1}, "training": {"evaluate_in": "both"}},
 )
@@ -131,15 +134,21 @@ CASES["losses learnt or inferred"] = (CASES["learnt or inferred"][0], {"bare": T
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_said(make_study, name):
     arms, study = CASES[name]
-    own = {key: study.get(key) for key in ("bare", "shift", "shares")}
-    store = make_study(arms, **{key: value for key, value in study.items() if key not in own})
-    if own["bare"] or own["shift"]:
-        plan = read_record(store.plan_path)
-        for run in plan["arms"][1]["runs"]:
-            run["seed"] += own["shift"] or 0
-        write_record(store.plan_path, plan | ({"target": None} if own["bare"] else {}))
+    study = dict(study)
+    is_bare = study.pop("bare", False)
+    shift = study.pop("shift", 0)
+    shares = study.pop("shares", None)
+    store = make_study(arms, **study)
+    plan = store.plan()
+    if is_bare:
+        plan = replace(plan, target=None)
+    if shift:
+        first, second = plan.arms
+        runs = tuple(replace(run, seed=run.seed + shift) for run in second.runs)
+        plan = replace(plan, arms=(first, replace(second, runs=runs)))
+    store.write_plan(plan)
     analysis = analyse(load_frames(store))
-    if shares := own["shares"]:
+    if shares:
         arms = tuple(replace(arm, fp4_share=shares[arm.name]) for arm in analysis.arms)
         analysis = replace(analysis, arms=arms)
     check_words(name, said_of(analysis))
