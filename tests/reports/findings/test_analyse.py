@@ -256,4 +256,4 @@ def test_the_evaluation_interval_is_a_larger_share_of_what_is_left(study):
     slower = CURVES | {"forked": forking([1.15] * 4)}
     (found,) = (one for one in warnings(analysed(study(slower)), ()) if "evaluation interval" in one)
     # 50 of about 484 tokens are 10 %, and of the 234 after the fork 21 %
-    assert "the token cost of whole, forked." in found.replace("\u00a0", " ")
+    assert "The token cost of whole and forked is" in found.replace("\u00a0", " ")
