@@ -80,7 +80,7 @@ def machine_of(setup: Setup) -> TestedMachine:
     """Describe what is tested, and with which versions."""
     packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
     versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
-    versions |= {package: found for package in packages if (found := version_of(package))}
+    versions |= {package: version for package in packages if (version := version_of(package))}
     versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver_version()}
     return TestedMachine(
         device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
@@ -108,8 +108,8 @@ def _work_beside(setup: Setup) -> Check:
 
 def _device(setup: Setup) -> Told:
     """Tell the device and its figures that can be read; name those that cannot."""
-    where, cuda = setup.where, torch.cuda
-    found: dict[str, float] = {}
+    cuda = torch.cuda
+    figures: dict[str, float] = {}
     sources: dict[str, Callable[[], float]] = {
         "clock_MHz": lambda: statistics.median(
             map(float, re.findall(r"cpu MHz\s*:\s*([\d.]+)", _CPUS.read_text("utf-8")))
@@ -117,21 +117,21 @@ def _device(setup: Setup) -> Told:
     }
     name = f"{cpu_name()}, threads: {torch.get_num_threads()}"
     if setup.on_gpu:
-        about: Any = cuda.get_device_properties(where)
+        about: Any = cuda.get_device_properties(setup.where)
         name = f"{about.name} ({setup.device.arch})"
-        found = {"memory_GB": about.total_memory / 1e9, "processors": float(about.multi_processor_count)}
+        figures = {"memory_GB": about.total_memory / 1e9, "processors": float(about.multi_processor_count)}
         sources = {
             "largest_clock_MHz": lambda: about.clock_rate / 1e3,
-            "clock_MHz": lambda: float(cuda.clock_rate(where)),
-            "power_W": lambda: cuda.power_draw(where) / 1e3,
-            "temperature_C": lambda: float(cuda.temperature(where)),
+            "clock_MHz": lambda: float(cuda.clock_rate(setup.where)),
+            "power_W": lambda: cuda.power_draw(setup.where) / 1e3,
+            "temperature_C": lambda: float(cuda.temperature(setup.where)),
         }
     for figure, read in sources.items():
         try:
-            found[figure] = read()
+            figures[figure] = read()
         except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
             name += f"; not known: {figure} ({with_type(error)})"
-    return Told(name, found)
+    return Told(name, figures)
 
 
 def _suite(*kinds: str, quick: bool | None = None) -> Checks:

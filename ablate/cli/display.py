@@ -30,8 +30,8 @@ _REFRESH_SEC = 0.5
 def summary(runs: list[RunProgress]) -> str:
     """Return the states in one line: ``8 of 12 done · 2 running · 2 pending``."""
     counts = count_states(runs)
-    done = counts.get("finished", 0) + counts.get("diverged", 0)
-    parts = [f"{done} of {len(runs)} done"]
+    num_done = counts.get("finished", 0) + counts.get("diverged", 0)
+    parts = [f"{num_done} of {len(runs)} done"]
     parts += [f"{counts[state]} {state}" for state in STATES if state != "finished" and counts.get(state)]
     return " · ".join(parts)
 

@@ -332,17 +332,17 @@ def _time_text(shown: _Shown) -> str:
     if costs.wall_seconds is None or "modelled" in grounds:
         return "not known before a step is measured here: by --dry-run, `ablate pilot` or the first run"
     if not costs.uses_gpu:
-        where = f" on {costs.cores} CPU cores"
+        device = f" on {costs.cores} CPU cores"
     elif shown.devices:
-        where = " on one GPU"
+        device = " on one GPU"
     else:
-        where = ", one GPU job at a time"
+        device = ", one GPU job at a time"
     about = "about"
     ground = "steps measured here, and Ray's start"
     if "scaled" in grounds:
         about = "at least"
         ground += "; --dry-run times the arms that have not run, emulated ones longer"
-    return f"{about} {duration_text(costs.wall_seconds)}{where} ({ground})"
+    return f"{about} {duration_text(costs.wall_seconds)}{device} ({ground})"
 
 
 def _step_texts(plan: Plan) -> list[str]:

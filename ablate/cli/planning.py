@@ -110,7 +110,7 @@ def init(
     questions = {
         "model": f"Model (built-in, {', '.join(PRESETS)}, hf:FOLDER or function:FILE.py:NAME)",
         "data": "Text to train on: a file, folder or glob; empty for the standard library's",
-        "arms": "Arms: " + "; ".join(f"{word} ({what})" for word, what in ARMS.items()),
+        "arms": "Arms: " + "; ".join(f"{word} ({title})" for word, title in ARMS.items()),
         "budget": "Wall time of the whole study (30m, 2h, 1d)",
     }
     answers = {name: word for name, word in given.items() if word is not None}
@@ -226,12 +226,15 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, pairs "
             f"of runs spread by {spread.pairs:.1%}, as {whose} do\n"
         )
-        yield table_of(_NEEDED, ({"of": one} for one in advice.needed))
+        yield table_of(_NEEDED, ({"of": needed} for needed in advice.needed))
     most = "at most " if advice.may_end_sooner else ""
-    left = "nothing to run" if advice.seconds == 0 else "not known"
-    if advice.seconds:
-        left = f"about {duration_text(advice.seconds)}"
-    yield f"\ntime     the rest of the study, {most}{advice.seeds} seeds an arm: {left}"
+    if advice.seconds is None:
+        duration = "not known"
+    elif advice.seconds == 0:
+        duration = "nothing to run"
+    else:
+        duration = f"about {duration_text(advice.seconds)}"
+    yield f"\ntime     the rest of the study, {most}{advice.seeds} seeds an arm: {duration}"
     for name, factor in advice.slower.items():
         if name != advice.baseline:
             yield f"         a token of {name} takes {factor:.1f} times the baseline's time"

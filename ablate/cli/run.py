@@ -251,4 +251,4 @@ def _plan_lines(planned: SearchPlan) -> Iterator[str]:
     rounds = -(-planned.num_trials // search.at_once)
     yield f"rounds     {rounds} at the first budget; {tokens:,} tokens at most"
     yield f"dropped    {len(first.dropped)}"
-    yield from (f"  {one.name}: {one.reason}" for one in first.dropped)
+    yield from (f"  {cell.name}: {cell.reason}" for cell in first.dropped)
