@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -163,6 +164,20 @@ def _cache_fault() -> str | None:
         refuse_open_folder(folder)
     except UserError as error:
         return f"Triton's kernels would not be safe: {error}"
+    entry = _entry_of_another(folder) if folder.exists() else None
+    return entry and f"Triton's kernels would not be safe: {entry} belongs to another user (remove it)"
+
+
+def _entry_of_another(folder: Path) -> str | None:
+    """Find what another user put into the folder while it was open; a group that shares it may."""
+    status = folder.stat()
+    if status.st_mode & stat.S_ISGID:
+        return None
+    owners = {0, os.geteuid(), status.st_uid}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_uid not in owners:
+                return entry.path
     return None
 
 

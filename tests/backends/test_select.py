@@ -1,6 +1,7 @@
 """Who does which GEMM where: by name, or the fastest native one; and nothing in silence."""
 
 import dataclasses
+import os
 import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -292,6 +293,18 @@ def test_a_cache_of_triton_in_which_others_can_write_is_not_used(tmp_path, monke
     assert device.triton_fault() is None
     tmp_path.chmod(0o777)
     assert "others can write to" in device.triton_fault()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
+def test_what_another_user_put_into_a_cache_while_it_was_open_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(device, "triton_version", lambda: (9, 0))
+    monkeypatch.setattr(device, "_cache_fault", device._cache_fault.__wrapped__)
+    planted = tmp_path / "PLANTED"
+    planted.mkdir()
+    assert device.triton_fault() is None
+    os.chown(planted, 65534, 65534)
+    assert f"{planted} belongs to another user (remove it)" in device.triton_fault()
 
 
 @pytest.mark.parametrize("take", [lambda: bytearray(1 << 60), lambda: torch.empty(1 << 60)])
