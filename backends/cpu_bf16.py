@@ -30,7 +30,10 @@ def multiplies_bf16() -> bool:
     """Whether this CPU multiplies bf16 itself, and oneDNN may use that (ONEDNN_MAX_CPU_ISA can forbid it)."""
     if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _ONEDNN_WITHOUT_BF16:
         return False
-    if platform.machine() in ("x86_64", "AMD64") and not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001
+    if (
+        platform.machine() in ("x86_64", "AMD64")
+        and not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
+    ):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -58,7 +61,9 @@ def _in_fp32(product: Any, left: int) -> Any:
             out: Tensor = product(*operands, **factors, out=operands[left].new_empty(0))
             return out
         wide = [operand.float() for operand in operands]
-        rounded: Tensor = product(*wide, **factors, out=wide[left].new_empty(0)).to(dtype)
+        rounded: Tensor = product(*wide, **factors, out=wide[left].new_empty(0)).to(
+            dtype
+        )
         return rounded
 
     return multiply

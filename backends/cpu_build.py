@@ -87,15 +87,23 @@ def _build_here() -> _Build:
     version = ""
     compiler = cpp_compiler()
     if compiler:
-        result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [*compiler, "--version"], capture_output=True, text=True, check=False
+        )
         version = result.stdout.splitlines()[0] if result.stdout else " ".join(compiler)
     features = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        features = next(line for line in lines if line.startswith(("flags", "Features")))
-    identity = hashlib.sha256(repr((sources, version, features, flags)).encode()).hexdigest()[:16]
+        features = next(
+            line for line in lines if line.startswith(("flags", "Features"))
+        )
+    identity = hashlib.sha256(
+        repr((sources, version, features, flags)).encode()
+    ).hexdigest()[:16]
     target = folder()[0] / f"{identity}.so"
-    return _Build(compiler=compiler, version=version, flags=flags, sources=sources, target=target)
+    return _Build(
+        compiler=compiler, version=version, flags=flags, sources=sources, target=target
+    )
 
 
 def _compile(build: _Build) -> str | None:
@@ -107,7 +115,13 @@ def _compile(build: _Build) -> str | None:
             (Path(temporary) / name).write_bytes(content)
         compiler = " ".join(build.compiler)
         result = subprocess.run(
-            [*build.compiler, *build.flags, "-o", str(library), str(Path(temporary) / "kernel.cpp")],
+            [
+                *build.compiler,
+                *build.flags,
+                "-o",
+                str(library),
+                str(Path(temporary) / "kernel.cpp"),
+            ],
             env=os.environ | dict.fromkeys(_CACHES_OF_ZIG, temporary),
             capture_output=True,
             text=True,
@@ -148,7 +162,10 @@ def _open_whole(target: Path) -> int | None:
     """
     with contextlib.suppress(OSError, ValueError, KeyError), target.open("rb") as file:
         known = read_record(target.with_suffix(".json"))["hash_of_kernel"]
-        if changed_by_others(_path_of(file.fileno(), target)) is None and hash_of(file.read()) == known:
+        if (
+            changed_by_others(_path_of(file.fileno(), target)) is None
+            and hash_of(file.read()) == known
+        ):
             return os.dup(file.fileno())
     return None
 
@@ -189,7 +206,10 @@ def _private_folder(kind: str) -> Path:
 
 def will_build() -> bool:
     """Whether ``loaded`` must compile first, which takes 10 to 90 s."""
-    if os.environ.get("ABLATE_CPU_KERNEL") == "off" or (build := _build_here()).compiler is None:
+    if (
+        os.environ.get("ABLATE_CPU_KERNEL") == "off"
+        or (build := _build_here()).compiler is None
+    ):
         return False
     descriptor = _open_whole(build.target)
     if descriptor is not None:

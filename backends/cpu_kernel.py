@@ -80,20 +80,28 @@ class BlockScaled:
         """The stored matrix, dequantised: fp32."""
         rows, columns = self.elements.shape
         of_rows = self.scales.repeat_interleave(rows // self.scales.shape[0], dim=0)
-        return self.elements.float() * of_rows.repeat_interleave(columns // of_rows.shape[1], dim=1)
+        return self.elements.float() * of_rows.repeat_interleave(
+            columns // of_rows.shape[1], dim=1
+        )
 
 
 def supports(policy: OperandPolicy) -> bool:
     """Whether the kernel can quantise by this policy; plain torch takes all others."""
     rule = policy.scale_rule
-    if "cpp" not in rule.kernels or policy.format == "if4" or policy.hadamard > LARGEST_HADAMARD:
+    if (
+        "cpp" not in rule.kernels
+        or policy.format == "if4"
+        or policy.hadamard > LARGEST_HADAMARD
+    ):
         return False
     if policy.rounding not in _OF_ALL_ELEMENTS and ELEMENTS[policy.format] != E2M1:
         return False
     if policy.hadamard and rule.family in _IN_TILES:
         return False
     is_square = policy.block in ("32x32", "16x16")
-    return not is_square or (rule.family != "four_six" and policy.hadamard < LARGEST_HADAMARD)
+    return not is_square or (
+        rule.family != "four_six" and policy.hadamard < LARGEST_HADAMARD
+    )
 
 
 class Kernel:
@@ -115,21 +123,35 @@ class Kernel:
         self.multiplies = multiplies_bf16() and bool(self._library.ablate_multiplies())
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         with suppress(OSError, AttributeError):  # no /proc, or without GNU's functions
-            for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            for line in (
+                Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+            ):
                 library = line.split(maxsplit=5)[-1]
-                if Path(library).name.startswith(("libgomp", "libiomp5", "libomp")):  # torch's own
+                if Path(library).name.startswith(
+                    ("libgomp", "libiomp5", "libomp")
+                ):  # torch's own
                     runtime = ctypes.CDLL(library)
-                    threads = (ctypes.cast(runtime[name], ctypes.c_void_p) for name in names)
+                    threads = (
+                        ctypes.cast(runtime[name], ctypes.c_void_p) for name in names
+                    )
                     self._library.ablate_use_threads_of(*threads)
                     break
 
     def _run(self, function: str, job: Any) -> int:
         """Call a function of the library on a job, on torch's number of threads, or on one if it is small."""
-        threads = torch.get_num_threads() if job.rows * job.cols >= _THREADING_MIN_ELEMENTS else 1
-        result: int = getattr(self._library, f"ablate_{function}")(ctypes.byref(job), threads)
+        threads = (
+            torch.get_num_threads()
+            if job.rows * job.cols >= _THREADING_MIN_ELEMENTS
+            else 1
+        )
+        result: int = getattr(self._library, f"ablate_{function}")(
+            ctypes.byref(job), threads
+        )
         return result
 
-    def quantize(self, x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0) -> Quantized | BlockScaled:
+    def quantize(
+        self, x: Tensor, draw: Draw, *, axis: int, factor: float = 1.0
+    ) -> Quantized | BlockScaled:
         """Quantise as ``round_operand``, with the same bits and errors.
 
         ``factor`` multiplies a bf16 matrix first, in fp32; for source ``forward_bf16`` the product is rounded
@@ -149,7 +171,9 @@ class Kernel:
         if policy.has_tensor_scale:
             amax = draw.amax_number
             if amax is None:
-                amax = struct.unpack("<f", struct.pack("<I", self._run("amax_bits", job)))[0]
+                amax = struct.unpack(
+                    "<f", struct.pack("<I", self._run("amax_bits", job))
+                )[0]
             decode = _set_tensor_scale(job, amax, policy)
         descale = decode / policy.prescale
         if policy.format in TWO_LEVEL:
@@ -171,7 +195,9 @@ class Kernel:
         element = ELEMENTS[policy.format]
         rows, columns = block_shape(policy)
         if axis == 0 and policy.hadamard:
-            columns = max(columns, 16)  # a group is processed in chunks of rows, whatever shares a scale
+            columns = max(
+                columns, 16
+            )  # a group is processed in chunks of rows, whatever shares a scale
         job = self._job(
             src=x.data_ptr(),
             rows=x.shape[0],
@@ -207,7 +233,9 @@ class Kernel:
             job.call = draw.key.call & 0xFFFFFFFF
         return job
 
-    def _in_tiles(self, job: Any, x: Tensor, policy: OperandPolicy, axis: int) -> BlockScaled:
+    def _in_tiles(
+        self, job: Any, x: Tensor, policy: OperandPolicy, axis: int
+    ) -> BlockScaled:
         """Quantise with one fp32 scale for each row, 128 neighbours or tile."""
         rule = policy.scale_rule
         tile = (1, x.shape[axis]) if rule.outer == "row" else block_shape(policy)
@@ -268,7 +296,9 @@ class Kernel:
         """Return A Bᵀ [m, n] in bf16; None if this CPU cannot, or if products of scales are not exact."""
         least = float(a.scales.amin()) * float(b.scales.amin())
         most = float(a.scales.amax()) * float(b.scales.amax())
-        if not (self.multiplies and least >= _SMALLEST and most <= _LARGEST):  # also for a NaN
+        if not (
+            self.multiplies and least >= _SMALLEST and most <= _LARGEST
+        ):  # also for a NaN
             return None
         blocks = max(side.scales.shape[side.axis] for side in (a, b))
         sizes = []
@@ -333,7 +363,9 @@ def _structure(name: str, header: str) -> type[ctypes.Structure]:
     body = re.search(rf"struct {name} {{(.*?)\n}};", header, re.DOTALL)
     assert body is not None
     fields = []
-    for kind, declared in re.findall(r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", body[1])):
+    for kind, declared in re.findall(
+        r"(?:const )?(\w+)([^;]+);", re.sub("//.*", "", body[1])
+    ):
         field_type = ctypes.c_void_p if "*" in declared else _TYPES[kind]
         fields += [(field.strip(" *"), field_type) for field in declared.split(",")]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
@@ -364,7 +396,9 @@ def _of_groups(
     if axis == 1 and order is not None:
         places = torch.arange(LARGEST_HADAMARD)
         element_at = _even_first(places[:])
-        order = element_at.argsort()[_even_first(places.view(-1, len(order))[:, order].reshape(-1))]
+        order = element_at.argsort()[
+            _even_first(places.view(-1, len(order))[:, order].reshape(-1))
+        ]
     return signs, None if order is None else order.to(torch.int32)
 
 

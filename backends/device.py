@@ -88,7 +88,12 @@ def device_of(where: str) -> Device:
     if torch.version.hip:
         kind = "hip"
         arch = str(properties.gcnArchName).split(":")[0]
-    return Device(kind=kind, arch=arch, name=properties.name, processors=properties.multi_processor_count)
+    return Device(
+        kind=kind,
+        arch=arch,
+        name=properties.name,
+        processors=properties.multi_processor_count,
+    )
 
 
 def default_device() -> str:
@@ -108,7 +113,9 @@ def chosen_device(where: str | None) -> tuple[str, Device]:
     try:
         return chosen, device_of(chosen)
     except (RuntimeError, AssertionError) as error:  # torch's own, of driver and build
-        raise UserError(f"device '{chosen}' cannot be used ({first_line(error)}); try cpu") from None
+        raise UserError(
+            f"device '{chosen}' cannot be used ({first_line(error)}); try cpu"
+        ) from None
 
 
 def cpp_compiler() -> tuple[str, ...] | None:
@@ -165,7 +172,10 @@ def _cache_fault() -> str | None:
     except UserError as error:
         return f"Triton's kernels would not be safe: {error}"
     entry = _entry_of_another(folder) if folder.exists() else None
-    return entry and f"Triton's kernels would not be safe: {entry} belongs to another user (remove it)"
+    return (
+        entry
+        and f"Triton's kernels would not be safe: {entry} belongs to another user (remove it)"
+    )
 
 
 def _entry_of_another(folder: Path) -> str | None:

@@ -67,7 +67,10 @@ class EmulatedBackend(Backend):
             return Support(mode="native", detail="bf16 GEMM")
         if device.kind == "cpu":
             with_what = "bf16" if multiplies_bf16() else "fp32 (this CPU has no bf16)"
-            return Support(mode="emulated", detail=f"{with_what} GEMM of dequantised values on the CPU")
+            return Support(
+                mode="emulated",
+                detail=f"{with_what} GEMM of dequantised values on the CPU",
+            )
         detail = f"bf16 GEMM of dequantised values, quantised by {quantisers_of(gemm)}"
         return Support(mode="emulated", detail=detail)
 
@@ -82,7 +85,9 @@ class EmulatedBackend(Backend):
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized | BlockScaled:
         """Quantise with the bits of ``round_operand``."""
         policy = draw.policy
-        if supports(policy) and (kernel := self._kernel(x, torch.bfloat16, torch.float32)):
+        if supports(policy) and (
+            kernel := self._kernel(x, torch.bfloat16, torch.float32)
+        ):
             return kernel.quantize(x, draw, axis=axis)
         if _triton_takes(x, draw):
             from ablate.backends.triton.launch import quantise_values
@@ -90,7 +95,9 @@ class EmulatedBackend(Backend):
             return quantise_values(x, {axis % 2: draw})[axis % 2]
         return round_operand(x, policy, axis=axis, key=draw.key, amax=draw.amax_number)
 
-    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+    def quantize_both(
+        self, x: Tensor, rows: Draw, columns: Draw
+    ) -> tuple[Operand, Operand]:
         """Quantise along both axes, in one launch if Triton supports both policies."""
         if _triton_takes(x, rows) and _triton_takes(x, columns):
             from ablate.backends.triton.launch import quantise_values
@@ -101,10 +108,16 @@ class EmulatedBackend(Backend):
 
     def quantize_again(self, done: Operand, draw: Draw, *, axis: int) -> Operand:
         """Quantise a quantised operand, with the bits of ``round_operand`` of its dequantised values."""
-        if isinstance(done, Quantized) and isinstance(done.descale, float) and supports(draw.policy):
+        if (
+            isinstance(done, Quantized)
+            and isinstance(done.descale, float)
+            and supports(draw.policy)
+        ):
             kernel = self._kernel(done.values, torch.bfloat16)
             if kernel is not None:
-                return kernel.quantize(done.values, draw, axis=axis, factor=done.descale)
+                return kernel.quantize(
+                    done.values, draw, axis=axis, factor=done.descale
+                )
         return super().quantize_again(done, draw, axis=axis)
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
@@ -124,10 +137,14 @@ class EmulatedBackend(Backend):
                 product.mul_(alpha)
             return product.to(torch.bfloat16)
         if isinstance(alpha, Tensor):  # on the device: reading its value would wait
-            return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(torch.bfloat16)
+            return (torch.mm(left, right, out_dtype=torch.float32) * alpha).to(
+                torch.bfloat16
+            )
         if alpha == 1.0:
             return left @ right
-        unused = left.new_empty(left.shape[0], right.shape[1])  # beta = 0: its content is not read
+        unused = left.new_empty(
+            left.shape[0], right.shape[1]
+        )  # beta = 0: its content is not read
         return torch.addmm(unused, left, right, beta=0, alpha=alpha)
 
     def gradient_through(
@@ -139,14 +156,20 @@ class EmulatedBackend(Backend):
         mask: Tensor | None,
     ) -> Tensor:
         """Use the compiled CPU kernel if available, else plain torch: the same bits."""
-        if policy.hadamard <= LARGEST_HADAMARD and (kernel := self._kernel(grad, torch.bfloat16)):
+        if policy.hadamard <= LARGEST_HADAMARD and (
+            kernel := self._kernel(grad, torch.bfloat16)
+        ):
             return kernel.gradient_through(grad, policy, key=key, mask=mask)
         return super().gradient_through(grad, policy, key=key, mask=mask)
 
 
 def _triton_takes(x: Tensor, draw: Draw) -> bool:
     """Whether Triton's kernel quantises this matrix by this policy."""
-    return x.device.type == "cuda" and triton_fault() is None and refusal(draw.policy) is None
+    return (
+        x.device.type == "cuda"
+        and triton_fault() is None
+        and refusal(draw.policy) is None
+    )
 
 
 class _Blackwell(Backend):
@@ -179,7 +202,9 @@ def summed(a: Tensor, b: Tensor) -> Tensor:
         return a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
     right = b.double().t().contiguous()
     parts = []
-    for left in torch.split(a.double(), _ROWS if a.device.type == "cpu" else a.shape[0]):
+    for left in torch.split(
+        a.double(), _ROWS if a.device.type == "cpu" else a.shape[0]
+    ):
         total = left.new_zeros(left.shape[0], right.shape[1])
         for start in range(0, a.shape[1], GROUP):
             exact = left[:, start : start + GROUP] @ right[start : start + GROUP]
@@ -199,5 +224,7 @@ def add_toward_zero(a: Tensor, b: Tensor) -> Tensor:
         # The exact sum may be on the other side of an fp32 number than fp64's sum (TwoSum, Knuth).
         more = total - a
         lost = (a - (total - more)) + (b - more)
-        bits -= ((bits.view(torch.float64) == total) & (lost * total < 0)).long() * _PLACE
+        bits -= (
+            (bits.view(torch.float64) == total) & (lost * total < 0)
+        ).long() * _PLACE
     return bits.view(torch.float64)

@@ -57,7 +57,9 @@ class Packed:
         """``descale`` as an fp32 tensor, of one element if it is a number."""
         if isinstance(self.descale, Tensor):
             return self.descale
-        return torch.full((1,), self.descale, dtype=torch.float32, device=self.codes.device)
+        return torch.full(
+            (1,), self.descale, dtype=torch.float32, device=self.codes.device
+        )
 
     @property
     def values(self) -> Tensor:
@@ -71,7 +73,9 @@ class Packed:
         else:
             up = e8m0_decode(self.scales.to(torch.int32))
             if self.format == "nvfp4":
-                up = torch.where(self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3))
+                up = torch.where(
+                    self.scales == NAN_CODE, torch.nan, decode(self.scales, E4M3)
+                )
             values = values * up.repeat_interleave(BLOCK[self.format], dim=1)
         values = values.to(torch.bfloat16)
         return turned(values, self.axis)
@@ -86,7 +90,9 @@ class PackedBackend(Backend):
         """Quantise to codes and scales, contraction last."""
         return _packed(x, {axis % 2: draw})[axis % 2]
 
-    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+    def quantize_both(
+        self, x: Tensor, rows: Draw, columns: Draw
+    ) -> tuple[Operand, Operand]:
         """Quantise along both axes, in one read if Triton supports both policies."""
         packed = _packed(x, {1: rows, 0: columns})
         return packed[1], packed[0]
@@ -96,12 +102,16 @@ def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
     """Quantise along each axis of ``draws``: by Triton's kernel where it can, else in plain torch."""
     packed: dict[int, Packed] = {}
     if triton_fault() is None and (x.device.type == "cuda" or interpreting()):
-        supported = {axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None}
+        supported = {
+            axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None
+        }
         if supported:
             from ablate.backends.triton.launch import quantise_codes
 
             for axis, fields in quantise_codes(x, supported).items():
-                packed[axis] = Packed(format=draws[axis].policy.format, axis=axis, **fields)
+                packed[axis] = Packed(
+                    format=draws[axis].policy.format, axis=axis, **fields
+                )
     for axis, draw in draws.items():
         if axis not in packed:
             packed[axis] = packed_by_torch(x, draw, axis)
@@ -115,7 +125,9 @@ def packed_by_torch(x: Tensor, draw: Draw, axis: int) -> Packed:
     scales: Tensor | None = None
     descale: float | Tensor = quantized.descale
     if policy.format not in FP8:
-        scales = quantized.scales.repeat_interleave(block_shape(policy)[0], dim=0).contiguous()
+        scales = quantized.scales.repeat_interleave(
+            block_shape(policy)[0], dim=0
+        ).contiguous()
     elif quantized.scales.shape[1]:
         descale = quantized.scales[:, 0]
     codes = quantized.codes
@@ -138,7 +150,9 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     for policy in (left, right):
         if policy.undo == "operand":
             return "undo 'operand' leaves values that are no codes"
-        if policy.format not in (*BLOCK, *FP8) or not _has_instruction(policy.scale_rule):
+        if policy.format not in (*BLOCK, *FP8) or not _has_instruction(
+            policy.scale_rule
+        ):
             return f"no instruction takes {policy.format} with scale '{policy.scale}'"
     if not (left.format == right.format or {left.format, right.format} <= set(FP8)):
         return f"its operands are {left.format} and {right.format}: an instruction takes both in one format"

@@ -122,7 +122,9 @@ class Backend(ABC):
             values = values.to(torch.bfloat16)
         return self.quantize(values, draw, axis=axis)
 
-    def quantize_both(self, x: Tensor, rows: Draw, columns: Draw) -> tuple[Operand, Operand]:
+    def quantize_both(
+        self, x: Tensor, rows: Draw, columns: Draw
+    ) -> tuple[Operand, Operand]:
         """Quantise one matrix along axis 1 by ``rows``, and along axis 0 by ``columns``.
 
         For a matrix that two GEMMs need, such as dy. Some back ends read it only once.

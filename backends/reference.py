@@ -30,9 +30,13 @@ class ReferenceBackend(Backend):
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized:
         """Quantise by the rules of ``ablate.numerics``."""
-        return round_operand(x, draw.policy, axis=axis, key=draw.key, amax=draw.amax_number)
+        return round_operand(
+            x, draw.policy, axis=axis, key=draw.key, amax=draw.amax_number
+        )
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply in fp32, where every product of two operands is exact."""
-        product = turned(a.values, a.axis).float() @ turned(b.values, b.axis).float().t()
+        product = (
+            turned(a.values, a.axis).float() @ turned(b.values, b.axis).float().t()
+        )
         return (product * (a.descale * b.descale)).to(torch.bfloat16)

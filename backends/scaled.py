@@ -58,18 +58,28 @@ class TritonBackend(PackedBackend):
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Native if the tile table has the architecture and format; upcast on Hopper, emulated on a CPU."""
-        fault = triton_fault() or packing_fault(gemm) or _triton_fault(gemm.left.format, device)
+        fault = (
+            triton_fault()
+            or packing_fault(gemm)
+            or _triton_fault(gemm.left.format, device)
+        )
         if fault is not None:
             return Support(mode="no", detail=fault)
         if device.kind == "cpu":
             return Support(mode="emulated", detail="Triton's interpreter")
         mode: Mode = "upcast" if device.arch == "sm_90" else "native"
-        return Support(mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}")
+        return Support(
+            mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}"
+        )
 
     def detail(self) -> str:
         """Name Triton's version for the run's record, or say why its kernels cannot run."""
         installed = triton_version()
-        return f"Triton {'.'.join(map(str, installed))}" if installed else str(triton_fault())
+        return (
+            f"Triton {'.'.join(map(str, installed))}"
+            if installed
+            else str(triton_fault())
+        )
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply packed operands of one format."""
@@ -88,11 +98,15 @@ def _triton_fault(fmt: str, device: Device) -> str | None:
             return "needs a GPU"
         if (triton_version() or ()) < OLDEST_TO_INTERPRET:
             return "tl.dot_scaled is interpreted from Triton 3.8 on"
-        return "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
+        return (
+            "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
+        )
     if (device.arch, fmt) not in TILES:
         known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
         return f"no {fmt} tiles for {device.arch} (has {', '.join(known)})"
-    if (device.arch, fmt) == ("sm_90", "nvfp4") and (triton_version() or ()) < OLDEST_TO_WIDEN_NVFP4:
+    if (device.arch, fmt) == ("sm_90", "nvfp4") and (
+        triton_version() or ()
+    ) < OLDEST_TO_WIDEN_NVFP4:
         return "NVFP4 is widened from Triton 3.8 on"
     return None
 
@@ -108,8 +122,12 @@ class TorchBackend(PackedBackend):
         if fault is not None:
             return Support(mode="no", detail=fault)
         if device.kind == "cpu":
-            return Support(mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU")
-        return Support(mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}")
+            return Support(
+                mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU"
+            )
+        return Support(
+            mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}"
+        )
 
     def detail(self) -> str:
         """Name torch's version for the run's record."""
@@ -185,9 +203,13 @@ def scaled_mm_arguments(a: Packed, b: Packed, *, hip: bool) -> dict[str, Any]:
             rows = -n % _ALIGNED if name == "b" else 0
             columns = -k % (32 if a.format in BLOCK else _ALIGNED)
         per_code = k // side.codes.shape[1]
-        codes = _padded(side.codes, rows, columns // per_code).view(_DTYPES[side.format])
+        codes = _padded(side.codes, rows, columns // per_code).view(
+            _DTYPES[side.format]
+        )
         call[f"mat_{name}"] = codes if name == "a" else codes.t()
-        scalings = _scalings(side, rows, columns, is_by_row=is_by_row, is_left=name == "a", hip=hip)
+        scalings = _scalings(
+            side, rows, columns, is_by_row=is_by_row, is_left=name == "a", hip=hip
+        )
         call[f"scale_{name}"] = [scaling[0] for scaling in scalings]
         call[f"scale_recipe_{name}"] = [scaling[1] for scaling in scalings]
         call[f"swizzle_{name}"] = [scaling[2] for scaling in scalings]
@@ -210,13 +232,23 @@ def _scalings(
         if not is_by_row:
             return [(descale, F.ScalingType.TensorWise, plain)]
         of_rows = F.pad(descale.expand(side.shape[0]), (0, rows)).contiguous()
-        return [(of_rows[:, None] if is_left else of_rows[None], F.ScalingType.RowWise, plain)]
+        return [
+            (
+                of_rows[:, None] if is_left else of_rows[None],
+                F.ScalingType.RowWise,
+                plain,
+            )
+        ]
     scales = _padded(side.scales, rows, columns // BLOCK[side.format])
     order = plain
     if not hip:
         scales = swizzled(scales)
         order = F.SwizzleType.SWIZZLE_32_4_4
     if side.format == "nvfp4":
-        of_blocks = (scales.view(torch.float8_e4m3fn), F.ScalingType.BlockWise1x16, order)
+        of_blocks = (
+            scales.view(torch.float8_e4m3fn),
+            F.ScalingType.BlockWise1x16,
+            order,
+        )
         return [of_blocks, (descale, F.ScalingType.TensorWise, plain)]
     return [(scales.view(torch.float8_e8m0fnu), F.ScalingType.BlockWise1x32, order)]

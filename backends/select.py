@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ablate.backends.device import device_of, driver_version, triton_build
 from ablate.backends.protocol import Support
 from ablate.base.errors import first_line, one_of
-from ablate.base.files import changed_by_others, hash_of, hash_of_sources, read_record, write_record
+from ablate.base.files import (
+    changed_by_others,
+    hash_of,
+    hash_of_sources,
+    read_record,
+    write_record,
+)
 from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy, describe_gemm
 from ablate.run import BUILT_IN, backend_names, registered
 
@@ -48,7 +54,9 @@ def load_backend(name: str) -> Backend:
     try:
         backend: Backend = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"back end '{name}' ({entry}) does not import: {error}") from None
+        raise ValueError(
+            f"back end '{name}' ({entry}) does not import: {error}"
+        ) from None
     return backend
 
 
@@ -94,7 +102,10 @@ class Selection:
                     return load_backend(candidate), support
             name = "emulated"
         # A GEMM without quantised operands is the device's own; only the reference back end does it itself.
-        is_plain = all(side.is_high_precision and not side.hadamard for side in (gemm.left, gemm.right))
+        is_plain = all(
+            side.is_high_precision and not side.hadamard
+            for side in (gemm.left, gemm.right)
+        )
         backend = load_backend("emulated" if is_plain and name != "reference" else name)
         support = backend.support(gemm, device)
         if support.mode == "no":
@@ -102,7 +113,9 @@ class Selection:
                 f"back end '{name}' cannot do {describe_gemm(gemm)} on {device.name}: {support.detail}"
             )
         if backend.name != name and not gemm.is_untouched:
-            detail = f"{support.detail}: back end '{name}' takes no {describe_gemm(gemm)}"
+            detail = (
+                f"{support.detail}: back end '{name}' takes no {describe_gemm(gemm)}"
+            )
             support = replace(support, detail=detail)
         return backend, support
 
@@ -112,15 +125,27 @@ class Selection:
 
         if self.name not in ("auto", "emulated", "reference"):
             message = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
-            raise ValueError(f"{message} (expected backend auto, emulated or reference)")
-        backend: Backend = BlackwellReference() if self.name == "reference" else BlackwellEmulated()
-        return backend, Support(mode=backend.support(gemm, device).mode, detail=backend.detail())
+            raise ValueError(
+                f"{message} (expected backend auto, emulated or reference)"
+            )
+        backend: Backend = (
+            BlackwellReference() if self.name == "reference" else BlackwellEmulated()
+        )
+        return backend, Support(
+            mode=backend.support(gemm, device).mode, detail=backend.detail()
+        )
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
         """Choose for each GEMM of a recipe, its rules and phases; a repeated policy gives no new choice."""
         parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
-        parts += [(f" by rule {number}", rule.recipe) for number, rule in enumerate(recipe.rules, 1)]
-        parts += [(f" in phase {number}", phase.recipe) for number, phase in enumerate(recipe.phases, 1)]
+        parts += [
+            (f" by rule {number}", rule.recipe)
+            for number, rule in enumerate(recipe.rules, 1)
+        ]
+        parts += [
+            (f" in phase {number}", phase.recipe)
+            for number, phase in enumerate(recipe.phases, 1)
+        ]
         choices: dict[tuple[str, GemmPolicy], Choice] = {}
         for place, part in parts:
             for gemm in GEMMS:
@@ -140,14 +165,19 @@ class Selection:
 def overall_mode(choices: Iterable[Choice]) -> str:
     """Return native if every GEMM is native, else the least native mode among them."""
     modes = {choice.mode for choice in choices}
-    return next((mode for mode in ("reference", "emulated", "upcast") if mode in modes), "native")
+    return next(
+        (mode for mode in ("reference", "emulated", "upcast") if mode in modes),
+        "native",
+    )
 
 
 class UnfitDeviceError(ValueError):
     """The run cannot train on this device; the message is for the user."""
 
 
-def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tuple[Choice, ...]:
+def fit_choices(
+    config: ArmConfig, resources: ResourcesConfig, where: str
+) -> tuple[Choice, ...]:
     """Choose the back end of each GEMM of a run on a torch device.
 
     Raises:
@@ -155,9 +185,14 @@ def fit_choices(config: ArmConfig, resources: ResourcesConfig, where: str) -> tu
     """
     try:
         device = device_of(where)
-    except (RuntimeError, AssertionError) as error:  # raised by torch for driver and build
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # raised by torch for driver and build
         message = f"no GPU can be used here ({first_line(error)})"
-        raise UnfitDeviceError(f"{message}; set resources.gpus: 0 to emulate on the CPU") from None
+        raise UnfitDeviceError(
+            f"{message}; set resources.gpus: 0 to emulate on the CPU"
+        ) from None
     try:
         choices = Selection(config.backend).choices(config.recipe, device)
     except ValueError as error:
@@ -194,7 +229,9 @@ def quick_self_test(
             continue
         outcome, _ = check.outcome()
         passed = outcome.pop("result") != "failed"
-        results.append({"backend": name, "check": check.name, "passed": passed, **outcome})
+        results.append(
+            {"backend": name, "check": check.name, "passed": passed, **outcome}
+        )
     return tuple(results)
 
 
@@ -203,7 +240,9 @@ _OF_EMULATION = ("quantised bits", "accumulator")
 """What is tested of emulation: its GEMM is the device's own in bf16."""
 
 
-def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list[dict[str, Any]]:
+def run_self_tests(
+    config: ArmConfig, where: str, *, allow_failed: bool
+) -> list[dict[str, Any]]:
     """Test the run's policies in every native back end, and on a GPU in emulation; return the results.
 
     Raises:
@@ -231,7 +270,9 @@ def run_self_tests(config: ArmConfig, where: str, *, allow_failed: bool) -> list
     return results
 
 
-def _policies_to_test(config: ArmConfig, where: str) -> dict[str, tuple[OperandPolicy, ...]]:
+def _policies_to_test(
+    config: ArmConfig, where: str
+) -> dict[str, tuple[OperandPolicy, ...]]:
     """Find the run's policies by the back end that quantises them, without those that need no test.
 
     bf16 is always among them: its products show the accumulator of the device's GEMM.
@@ -268,7 +309,13 @@ def known_or_tested(
 
     from ablate.backends.cpu_build import folder
 
-    versions = (driver_version(), torch.__version__, torch.version.cuda, torch.version.hip, triton_build())
+    versions = (
+        driver_version(),
+        torch.__version__,
+        torch.version.cuda,
+        torch.version.hip,
+        triton_build(),
+    )
     sources = hash_of_sources(Path(str(files("ablate"))), rooms)
     conditions = repr((decisive, device_of(where), versions, sources))
     path = folder("self-tests")[0] / f"{hash_of(conditions.encode())}.json"

@@ -25,13 +25,20 @@ from ablate.train.group import ALONE
 def main() -> None:
     width = options(__doc__, width=128).width
     config = small_run(
-        width, 2, PRESETS["tseng"].recipe, tokens=2048 * 60, eval_every_tokens=10**9, eval_tokens=128
+        width,
+        2,
+        PRESETS["tseng"].recipe,
+        tokens=2048 * 60,
+        eval_every_tokens=10**9,
+        eval_tokens=128,
     )
     tokens = np.random.default_rng(0).integers(0, 256, 400_000, dtype=np.uint16)
     steps, saves = [], []
     with tempfile.TemporaryDirectory() as folder:
         with MetricsWriter(Path(folder) / "metrics.jsonl") as metrics:
-            keeper = Keeper(Path(folder) / "c", (metrics,), None, every_sec=0.0, group=ALONE)
+            keeper = Keeper(
+                Path(folder) / "c", (metrics,), None, every_sec=0.0, group=ALONE
+            )
             ended = [time.perf_counter()]
 
             class Timed:
@@ -49,8 +56,16 @@ def main() -> None:
                     ended[0] = time.perf_counter()
                     saves.append(ended[0] - begun)
 
-            train(config, lambda _row: None, tokens=(tokens, tokens), checkpoints=Timed())
-        size = sum(path.stat().st_size for path in (Path(folder) / "c").glob("*.safetensors")) / 2
+            train(
+                config, lambda _row: None, tokens=(tokens, tokens), checkpoints=Timed()
+            )
+        size = (
+            sum(
+                path.stat().st_size
+                for path in (Path(folder) / "c").glob("*.safetensors")
+            )
+            / 2
+        )
     step, save = statistics.median(steps[5:]), statistics.median(saves[5:])
     every = ResourcesConfig().checkpoint_every_sec
     line = {

@@ -91,7 +91,9 @@ def run_study(folder: Path, *, half: bool) -> StudyStore:
     if half:
         time.sleep(35)  # Ray's processes end after their driver
         return store
-    ablate("check", "steps", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder).wait()
+    ablate(
+        "check", "steps", "damaged.yaml", "--steps", "2", "--repeats", "1", cwd=folder
+    ).wait()
     return store
 
 
@@ -113,7 +115,11 @@ def damaged(content: bytes, kind: str, draw: random.Random) -> bytes | None:
         return None if kind == "remove" else b""
     if kind == "cut":
         return content[: draw.randrange(len(content))]
-    digits = [i for i, byte in enumerate(content) if 48 <= byte < 58] if kind == "digit" else []
+    digits = (
+        [i for i, byte in enumerate(content) if 48 <= byte < 58]
+        if kind == "digit"
+        else []
+    )
     at = draw.choice(digits) if digits else draw.randrange(len(content))
     new = content[at] ^ 1 << draw.randrange(8)
     if digits:
@@ -129,12 +135,24 @@ def without_progress(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def end_of(read: Callable[[], dict[str, Any]], whole: dict[str, Any], path: Path, store: StudyStore) -> str:
+def end_of(
+    read: Callable[[], dict[str, Any]],
+    whole: dict[str, Any],
+    path: Path,
+    store: StudyStore,
+) -> str:
     """Say how a damage to a file ended."""
     try:
         report = read()
-    except (UserError, FileNotFoundError) as error:  # the second: there is no plan, and so no study
-        return "refused" if str(path.name) in str(error) and "\n" not in str(error) else "traceback"
+    except (
+        UserError,
+        FileNotFoundError,
+    ) as error:  # the second: there is no plan, and so no study
+        return (
+            "refused"
+            if str(path.name) in str(error) and "\n" not in str(error)
+            else "traceback"
+        )
     except Exception as error:
         print(path, repr(error), file=sys.stderr)
         return "traceback"
@@ -166,7 +184,11 @@ def end_of_tokens(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--damages", type=int, default=5000)
-    parser.add_argument("--keep", type=Path, help="Use the studies of this folder, made by an earlier call.")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="Use the studies of this folder, made by an earlier call.",
+    )
     arguments = parser.parse_args()
     draw, started = random.Random(0), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
@@ -175,7 +197,11 @@ def main() -> None:
         found: dict[str, Counter[str]] = {}
         for study, half in (("finished", False), ("half-done", True)):
             there = StudyStore(folder / study / "runs" / "damaged")
-            store = there if there.plan_path.exists() else run_study(folder / study, half=half)
+            store = (
+                there
+                if there.plan_path.exists()
+                else run_study(folder / study, half=half)
+            )
             whole = report_of(store)
             files = sorted(
                 path for path in store.path.rglob("*")
@@ -184,7 +210,10 @@ def main() -> None:
             )  # fmt: skip
             ends = found[study] = Counter()
             for turn in range(arguments.damages // 2):
-                path, kind = files[turn % len(files)], KINDS[turn // len(files) % len(KINDS)]
+                path, kind = (
+                    files[turn % len(files)],
+                    KINDS[turn // len(files) % len(KINDS)],
+                )
                 if (path, kind) == (store.throughput_path, "remove"):
                     continue
                 content, times = path.read_bytes(), path.stat()
@@ -197,13 +226,25 @@ def main() -> None:
                     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
                 ends[end] += 1
                 if end in ("silent", "traceback", "progress"):
-                    print(end, kind, path.relative_to(store.path), file=sys.stderr, flush=True)
+                    print(
+                        end,
+                        kind,
+                        path.relative_to(store.path),
+                        file=sys.stderr,
+                        flush=True,
+                    )
             assert report_of(store) == whole, "the store was not put back as it was"
-        (tokens,) = (path.parent for path in (folder / "finished" / "runs" / "tokens").glob("*/meta.json"))
+        (tokens,) = (
+            path.parent
+            for path in (folder / "finished" / "runs" / "tokens").glob("*/meta.json")
+        )
         load(tokens)
         ends = found["tokens"] = Counter()
         for turn in range(max(len(KINDS) * 3, arguments.damages // 20)):
-            path, kind = sorted(tokens.iterdir())[turn % 3], KINDS[turn // 3 % len(KINDS)]
+            path, kind = (
+                sorted(tokens.iterdir())[turn % 3],
+                KINDS[turn // 3 % len(KINDS)],
+            )
             content = path.read_bytes()
             left = damaged(content, kind, draw)
             path.unlink() if left is None else path.write_bytes(left)

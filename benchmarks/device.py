@@ -118,11 +118,16 @@ def time_step(setup: Setup, model: str, name: str, *, compiled: bool = False) ->
     )  # fmt: skip
     gc.collect()  # the model of the check before
     try:
-        times = time_steps(config, device=setup.where, steps=counted, warmup=warmup, repeats=3)
+        times = time_steps(
+            config, device=setup.where, steps=counted, warmup=warmup, repeats=3
+        )
     except torch.OutOfMemoryError:
         raise Skip("out of the device's memory") from None
     seconds = statistics.median(times.sec_per_step)
-    figures = {"step_ms": seconds * 1e3, "tokens_per_s": times.tokens_per_step / seconds}
+    figures = {
+        "step_ms": seconds * 1e3,
+        "tokens_per_s": times.tokens_per_step / seconds,
+    }
     if times.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = times.peak_memory_bytes / 1e9
     mode = overall_mode(Selection("auto").choices(STEPS[name], setup.device))
@@ -169,7 +174,10 @@ def run_check(where: str, part: str, number: int, threads: int) -> CheckFinding:
     started = time.monotonic()
     outcome, _ = check.outcome()
     return CheckFinding(
-        backend=check.backend, check=check.name, seconds=time.monotonic() - started, **outcome
+        backend=check.backend,
+        check=check.name,
+        seconds=time.monotonic() - started,
+        **outcome,
     )
 
 
@@ -183,9 +191,14 @@ def checked(task: Task, part: str, *, alone: bool) -> Iterator[CheckFinding]:
     processes = 1 if alone else min(task.processes, count)
     threads = max(1, torch.get_num_threads() // processes)
     answered = 0
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        processes, mp_context=multiprocessing.get_context("spawn")
+    )
     try:
-        answers = [pool.submit(run_check, task.setup.where, part, number, threads) for number in range(count)]
+        answers = [
+            pool.submit(run_check, task.setup.where, part, number, threads)
+            for number in range(count)
+        ]
         for answer in as_completed(answers, timeout=task.ends - time.monotonic()):
             yield answer.result()
             answered += 1
@@ -225,7 +238,9 @@ def program(task: Task, *command: str, **environment: str) -> str:
                 os.killpg(running.pid, signal.SIGKILL)  # and what it left
     if running.returncode:
         sys.stderr.write(printed[-4000:] + errors[-4000:])
-        raise RuntimeError((errors.strip().splitlines() or [f"exit code {running.returncode}"])[-1])
+        raise RuntimeError(
+            (errors.strip().splitlines() or [f"exit code {running.returncode}"])[-1]
+        )
     return printed
 
 
@@ -238,9 +253,15 @@ def kernels(task: Task, *options: str) -> Iterator[CheckFinding]:
     if not task.setup.on_gpu:
         options += ("--rows", "256", "--columns", "256")
         interpreter = {"TRITON_INTERPRET": "1"}
-    for line in program(task, "benchmarks/kernels.py", *options, **interpreter).splitlines():
+    for line in program(
+        task, "benchmarks/kernels.py", *options, **interpreter
+    ).splitlines():
         policy, _, times = line.partition("  ")
-        yield CheckFinding(check=policy if times else "about", result="told", detail=times.strip() or line)
+        yield CheckFinding(
+            check=policy if times else "about",
+            result="told",
+            detail=times.strip() or line,
+        )
 
 
 def study(task: Task) -> Iterator[CheckFinding]:
@@ -249,16 +270,32 @@ def study(task: Task) -> Iterator[CheckFinding]:
         raise Skip("needs the installed package: there is no Ray")
     settings = () if task.setup.on_gpu else TINY_STUDY
     options = itertools.chain.from_iterable(("--set", setting) for setting in settings)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # an ended study may still write
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as folder:  # an ended study may still write
         started = time.monotonic()
         try:
-            program(task, "-m", "ablate", "run", "benchmarks/device.yaml", "--storage", folder, *options)
+            program(
+                task,
+                "-m",
+                "ablate",
+                "run",
+                "benchmarks/device.yaml",
+                "--storage",
+                folder,
+                *options,
+            )
         except TimeoutError:
-            states = [file.read_text("utf-8") for file in Path(folder).glob("device/runs/*/status.json")]
+            states = [
+                file.read_text("utf-8")
+                for file in Path(folder).glob("device/runs/*/status.json")
+            ]
             ended = sum('"finished"' in state for state in states)
             raise TimeoutError(f"{ended} runs had finished") from None
         seconds = time.monotonic() - started
-        report = json.loads((Path(folder) / "device" / "report" / "report.json").read_text("utf-8"))
+        report = json.loads(
+            (Path(folder) / "device" / "report" / "report.json").read_text("utf-8")
+        )
     arms = report["arms"]
     tokens = sum(arm_run["tokens"] for arm in arms for arm_run in arm["runs"])
     hits = sum(arm["hit"] for arm in arms)
@@ -277,13 +314,18 @@ PARTS: dict[str, tuple[float, Callable[[Task], Iterator[CheckFinding]]]] = {
     "quantisers over a copy": (0.06, kernels),
     "host time of a call": (0.03, lambda task: kernels(task, "--host")),
     "step times": (0.17, partial(checked, part="step times", alone=True)),
-    "graph against eager": (0.04, partial(checked, part="graph against eager", alone=True)),
+    "graph against eager": (
+        0.04,
+        partial(checked, part="graph against eager", alone=True),
+    ),
     "study": (0.34, study),
 }
 """The parts in their order, each with its share of the time; the rest is for programs that end late."""
 
 
-def part_of(name: str, findings: Callable[[Task], Iterator[CheckFinding]], task: Task) -> Part:
+def part_of(
+    name: str, findings: Callable[[Task], Iterator[CheckFinding]], task: Task
+) -> Part:
     """Run a part until its time is over; print each finding when it comes."""
     found: list[CheckFinding] = []
     state: State = "passed"
@@ -293,14 +335,23 @@ def part_of(name: str, findings: Callable[[Task], Iterator[CheckFinding]], task:
             raise TimeoutError  # noqa: TRY301  as a part does that has begun
         for finding in findings(task):
             found.append(finding)
-            check = f"{finding.check} ({finding.backend})" if finding.backend else finding.check
-            print(safe_text(f"{finding.result:<7} {name}: {check}: {detail_of(finding)}"), flush=True)
+            check = (
+                f"{finding.check} ({finding.backend})"
+                if finding.backend
+                else finding.check
+            )
+            print(
+                safe_text(f"{finding.result:<7} {name}: {check}: {detail_of(finding)}"),
+                flush=True,
+            )
     except TimeoutError as reason:
         state, why = "not run", ": ".join(filter(None, ("time", str(reason))))
     except Skip as reason:
         state, why = "skipped", str(reason)
     except Exception as error:  # a program that failed: the other parts still run
-        found.append(CheckFinding(check="program", result="failed", detail=with_type(error)))
+        found.append(
+            CheckFinding(check="program", result="failed", detail=with_type(error))
+        )
     results = {finding.result for finding in found}
     if "failed" in results:
         state = "failed"
@@ -314,11 +365,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("device", nargs="?", help="cpu or cuda; default: the first GPU, else the CPU")
-    parser.add_argument("--minutes", type=float, default=8.0, help="default: 8")
-    parser.add_argument("--out", type=Path, default=Path(OUT), help=f"folder of the record; default: {OUT}")
     parser.add_argument(
-        "--processes", type=int, default=min(16, os.cpu_count() or 1), help="default: %(default)s"
+        "device", nargs="?", help="cpu or cuda; default: the first GPU, else the CPU"
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="default: 8")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(OUT),
+        help=f"folder of the record; default: {OUT}",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=min(16, os.cpu_count() or 1),
+        help="default: %(default)s",
     )
     args = parser.parse_args()
     ends, parts = time.monotonic(), []
@@ -327,7 +388,11 @@ def main() -> int:
     path = args.out / f"{machine.file_name}-benchmark.json"
     for name, (share, findings) in PARTS.items():
         ends += share * args.minutes * 60
-        parts.append(part_of(name, findings, Task(setup=setup, ends=ends, processes=args.processes)))
+        parts.append(
+            part_of(
+                name, findings, Task(setup=setup, ends=ends, processes=args.processes)
+            )
+        )
         record = ProofRecord(
             command="benchmarks/device.py", machine=machine, code=code_digest("check"),
             measured_unix=time.time(), parts=tuple(parts),

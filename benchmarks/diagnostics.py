@@ -27,7 +27,9 @@ RECIPES = {
 
 
 def main() -> None:
-    args = options(__doc__, width=256, layers=4, seq_len=128, batch_size=32, threads=1, repeats=5)
+    args = options(
+        __doc__, width=256, layers=4, seq_len=128, batch_size=32, threads=1, repeats=5
+    )
     torch.set_num_threads(args.threads)
     sizes = {"seq_len": args.seq_len, "batch_size": args.batch_size}
     for name, recipe in RECIPES.items():

@@ -60,18 +60,31 @@ def main() -> None:
     costs, _ = nnls(energies, cost)
     predicted = energies @ costs
     rng = np.random.default_rng(0)
-    samples = [nnls(energies[at], cost[at])[0] for at in rng.integers(0, len(cost), (DRAWS, len(cost)))]
-    share = 1 - float(np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2))
-    print(f"{len(cost)} arms; share of the variance of log(1 + token cost) explained: {share:.0%}")
+    samples = [
+        nnls(energies[at], cost[at])[0]
+        for at in rng.integers(0, len(cost), (DRAWS, len(cost)))
+    ]
+    share = 1 - float(
+        np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2)
+    )
+    print(
+        f"{len(cost)} arms; share of the variance of log(1 + token cost) explained: {share:.0%}"
+    )
     print("\ntoken cost of an error of 10 % of the output's norm\n")
-    for place, (part, gemm) in enumerate((part, gemm) for part in ("fixed", "drawn") for gemm in GEMMS):
+    for place, (part, gemm) in enumerate(
+        (part, gemm) for part in ("fixed", "drawn") for gemm in GEMMS
+    ):
         # Its energy is 0.01.
         each = [math.expm1(0.01 * sample[place]) for sample in samples]
         low, high = np.percentile(each, [2.5, 97.5])
-        print(f"{part} in {gemm}: {math.expm1(0.01 * costs[place]):6.1%} [{low:.1%}, {high:.1%}]")
+        print(
+            f"{part} in {gemm}: {math.expm1(0.01 * costs[place]):6.1%} [{low:.1%}, {high:.1%}]"
+        )
     print(f"\n{'arm':32} {'token cost':>10} {'predicted':>10}")
     for at in np.argsort(cost):
-        print(f"{names[at]:32} {math.expm1(cost[at]):>10.1%} {math.expm1(predicted[at]):>10.1%}")
+        print(
+            f"{names[at]:32} {math.expm1(cost[at]):>10.1%} {math.expm1(predicted[at]):>10.1%}"
+        )
 
 
 def read(store: StudyStore) -> dict[str, Point]:
@@ -85,12 +98,19 @@ def read(store: StudyStore) -> dict[str, Point]:
         fixed, drawn = dict.fromkeys(GEMMS, 0.0), dict.fromkeys(GEMMS, 0.0)
         for one in diagnosed[arm.name].gemms:
             energy = (one.relative_error.estimate or 0.0) ** 2
-            share = 1.0 if one.draws == 1 else min(max(one.bias_share.estimate or 0.0, 0.0), 1.0)
+            share = (
+                1.0
+                if one.draws == 1
+                else min(max(one.bias_share.estimate or 0.0, 0.0), 1.0)
+            )
             shrunk = (1 - (one.gain.estimate or 1.0)) ** 2
             fixed[one.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
             drawn[one.gemm] = energy * (1 - share)  # type: ignore[index]
         found[arm.runs[0].run_id] = Point(
-            arm.name, arm.token_cost.figure.value, tuple(fixed.values()), tuple(drawn.values())
+            arm.name,
+            arm.token_cost.figure.value,
+            tuple(fixed.values()),
+            tuple(drawn.values()),
         )
     return found
 

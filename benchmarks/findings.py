@@ -58,12 +58,20 @@ BLOCK = re.compile(r"(<!-- ablate: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--storage", type=Path, help="the storage of the studies (default: made of docs/findings/data)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("pages", nargs="*", help="only these pages, such as ladder.md (default: all)")
-    parser.add_argument("--check", action="store_true", help="only tell which files would change")
+    parser.add_argument(
+        "--storage",
+        type=Path,
+        help="the storage of the studies (default: made of docs/findings/data)",
+    )
+    parser.add_argument(
+        "pages", nargs="*", help="only these pages, such as ladder.md (default: all)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only tell which files would change"
+    )
     options = parser.parse_args()
     if options.storage is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -80,15 +88,23 @@ def rebuild(storage: Path) -> None:
     for path in sorted((FOLDER / "data").glob("*.csv")):
         evals = pd.read_csv(path)
         study = load_study(next(STUDIES.parent.rglob(f"{path.stem}.yaml")))
-        plan = build_plan(study, lambda _: DataIdentity(digest="losses alone", vocab_size=256, num_bytes=0))
+        plan = build_plan(
+            study,
+            lambda _: DataIdentity(digest="losses alone", vocab_size=256, num_bytes=0),
+        )
         lock, store = plan, StudyStore(storage / path.stem)
         ids = {
-            (arm, seed): run for arm, seed, run in evals[["arm", "seed", "run_id"]].itertuples(index=False)
+            (arm, seed): run
+            for arm, seed, run in evals[["arm", "seed", "run_id"]].itertuples(
+                index=False
+            )
         }
         arms = []
         for arm in lock.arms:
             runs = tuple(
-                replace(run, id=ids[arm.name, run.seed]) for run in arm.runs if (arm.name, run.seed) in ids
+                replace(run, id=ids[arm.name, run.seed])
+                for run in arm.runs
+                if (arm.name, run.seed) in ids
             )
             arms += [replace(arm, runs=runs)] * bool(runs)
         store.write_plan(replace(lock, arms=tuple(arms)))
@@ -106,20 +122,32 @@ def write_run(run: RunDir, config: dict[str, Any], evals: pd.DataFrame) -> None:
     rows = evals.drop(columns=["run_id", "arm", "seed"]).to_dict("records")
     for number, row in enumerate(rows):
         known = {key: value for key, value in row.items() if pd.notna(value)}
-        append_line(run.metrics_path, {"kind": "eval", **known, "time_unix": float(number)})
+        append_line(
+            run.metrics_path, {"kind": "eval", **known, "time_unix": float(number)}
+        )
     run.write_status(
-        Status(state="finished", attempt=1, tokens=rows[-1]["tokens"], step=rows[-1]["step"], ended_unix=0.0)
+        Status(
+            state="finished",
+            attempt=1,
+            tokens=rows[-1]["tokens"],
+            step=rows[-1]["step"],
+            ended_unix=0.0,
+        )
     )
 
 
 def fill_pages(options: argparse.Namespace, storage: Path) -> int:
     """Write what the storage says into the pages and the data, and return the exit code."""
     files: dict[Path, bytes] = {}
-    for page in [FOLDER / name for name in options.pages] or sorted(FOLDER.glob("*.md")):
+    for page in [FOLDER / name for name in options.pages] or sorted(
+        FOLDER.glob("*.md")
+    ):
 
         def fill(match: re.Match[str]) -> str:
             study, what, *settings = shlex.split(match[2])
-            body, drawn = block(storage, study, what, dict(one.split("=", 1) for one in settings))
+            body, drawn = block(
+                storage, study, what, dict(one.split("=", 1) for one in settings)
+            )
             files.update(drawn)
             return f"{match[1]}{body}\n{match[4]}"
 
@@ -127,17 +155,28 @@ def fill_pages(options: argparse.Namespace, storage: Path) -> int:
     for path in [] if options.pages else sorted((FOLDER / "data").glob("*.csv")):
         frames = load_frames(StudyStore(storage / path.stem))
         ended = [run_id for run_id, run in frames.runs.items() if run.has_result]
-        files[path] = csv_text(frames.evals[frames.evals["run_id"].isin(ended)]).encode()
-    changed = [path for path, body in files.items() if not path.exists() or path.read_bytes() != body]
+        files[path] = csv_text(
+            frames.evals[frames.evals["run_id"].isin(ended)]
+        ).encode()
+    changed = [
+        path
+        for path, body in files.items()
+        if not path.exists() or path.read_bytes() != body
+    ]
     for path in changed:
-        print(("differs: " if options.check else "written: ") + str(path.relative_to(FOLDER)))
+        print(
+            ("differs: " if options.check else "written: ")
+            + str(path.relative_to(FOLDER))
+        )
         if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(files[path])
     return 1 if options.check and changed else 0
 
 
-def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tuple[str, dict[Path, bytes]]:
+def block(
+    storage: Path, study: str, what: str, settings: dict[str, str]
+) -> tuple[str, dict[Path, bytes]]:
     """Return what stands in a page's block, and the figures that it shows."""
     if "," in study:
         assert what == "figure=trend", f"{what} is not of a trend"
@@ -146,10 +185,16 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
     if what == "places":
         table = cost_places(storage, study, baseline, settings["after"])
     elif what == "contrasts":
-        table = contrasts(storage, study, [one.split(":") for one in settings["of"].split(";")])
+        table = contrasts(
+            storage, study, [one.split(":") for one in settings["of"].split(";")]
+        )
     elif what.startswith("figure="):
         name = what.partition("=")[2]
-        drawing = next(one for one in draw_figures(read(storage, study, baseline)) if one.name == name)
+        drawing = next(
+            one
+            for one in draw_figures(read(storage, study, baseline))
+            if one.name == name
+        )
         return as_figure(drawing, (study, baseline, name))
     else:
         assert what == "evaluation", what
@@ -159,7 +204,9 @@ def block(storage: Path, study: str, what: str, settings: dict[str, str]) -> tup
 
 
 def trend_figure(storage: Path, studies: list[str]) -> tuple[str, dict[Path, bytes]]:
-    frames = [read_against(load_frames(StudyStore(storage / study))) for study in studies]
+    frames = [
+        read_against(load_frames(StudyStore(storage / study))) for study in studies
+    ]
     drawing = draw_comparison(compare([analyse(frame) for frame in frames], frames))
     return as_figure(drawing, (*studies, "trend"))
 
@@ -170,7 +217,10 @@ def cost_places(storage: Path, study: str, baseline: str | None, after: str) -> 
     places = [int(number) for number in after.split(",")]
     targets = [target_after(frames, place) for place in places]
     found = [read(storage, study, baseline, target) for target in targets]
-    costs = [{arm.name: words.cost(arm.token_cost) for arm in analysis.others} for analysis in found]
+    costs = [
+        {arm.name: words.cost(arm.token_cost) for arm in analysis.others}
+        for analysis in found
+    ]
     heads = (
         f"After {words.tokens(place)} tokens ({target:.3f})"
         for place, target in zip(places, targets, strict=True)
@@ -193,7 +243,10 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
     rows = []
     for name, parent in pairs:
         table = tables.arms_table(read(storage, study, parent))
-        cost, loss = (table.columns.index(head) for head in ("Token cost", "Final loss difference"))
+        cost, loss = (
+            table.columns.index(head)
+            for head in ("Token cost", "Final loss difference")
+        )
         row = next(row for row in table.rows if row[0] == name)
         rows.append((name, parent, row[cost], row[loss]))
     return Table(
@@ -207,12 +260,23 @@ def contrasts(storage: Path, study: str, pairs: list[list[str]]) -> Table:
 
 
 @cache
-def read(storage: Path, study: str, baseline: str | None, target: float | None = None) -> Analysis:
-    return analyse(read_against(load_frames(StudyStore(storage / study)), baseline=baseline, target=target))
+def read(
+    storage: Path, study: str, baseline: str | None, target: float | None = None
+) -> Analysis:
+    return analyse(
+        read_against(
+            load_frames(StudyStore(storage / study)), baseline=baseline, target=target
+        )
+    )
 
 
-def as_figure(drawing: Drawing, parts: Iterable[str | None]) -> tuple[str, dict[Path, bytes]]:
-    name = "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in parts if part) + ".svg"
+def as_figure(
+    drawing: Drawing, parts: Iterable[str | None]
+) -> tuple[str, dict[Path, bytes]]:
+    name = (
+        "-".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()) for part in parts if part)
+        + ".svg"
+    )
     caption = drawing.caption
     if drawing.name == "token-cost":  # the pages' README explains the marks once
         caption = caption.partition(". ")[0] + "."

@@ -43,7 +43,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         study = Path(folder) / "first-step.yaml"
         study.write_text(STUDY.format(seeds=args.seeds, cpus=os.cpu_count() or 1))
-        for repeat in range(args.repeats + 1):  # the first fills the caches of tokens and compiled kernels
+        for repeat in range(
+            args.repeats + 1
+        ):  # the first fills the caches of tokens and compiled kernels
             storage = Path(folder) / f"runs-{repeat}"
             (storage / "tokens").parent.mkdir()
             if repeat:
@@ -56,8 +58,13 @@ def main() -> None:
             runs = sorted(map(times, (storage / "first-step" / "runs").iterdir()))
             if repeat:
                 cold.append(runs[0][0] - started)
-                warm += [first - before_end for (_, before_end), (first, _) in itertools.pairwise(runs)]
-    print(f"cold  {statistics.median(cold):5.1f} s from the command to the first step (n = {len(cold)})")
+                warm += [
+                    first - before_end
+                    for (_, before_end), (first, _) in itertools.pairwise(runs)
+                ]
+    print(
+        f"cold  {statistics.median(cold):5.1f} s from the command to the first step (n = {len(cold)})"
+    )
     print(
         f"warm  {statistics.median(warm):5.1f} s from a run's end to the next one's first step "
         f"(n = {len(warm)}, longest {max(warm):.1f})"

@@ -38,11 +38,17 @@ POLICIES = {
     "nvfp4 SR": replace(_NVFP4, **_SR),
     "nvfp4 SR, 16/17": replace(_NVFP4, prescale=16 / 17, **_SR),
     "four or six, SR": replace(_NVFP4, scale="four_six", **_SR),
-    "four or six, SR, 16/17": replace(_NVFP4, scale="four_six", prescale=16 / 17, **_SR),
+    "four or six, SR, 16/17": replace(
+        _NVFP4, scale="four_six", prescale=16 / 17, **_SR
+    ),
     "MS-EDEN 32": replace(_NVFP4, scale="ms_eden", hadamard=32, **_RHT),
     "MS-EDEN 128": replace(_NVFP4, scale="ms_eden", hadamard=128, **_RHT),
-    "MS-EDEN unscaled 32": replace(_NVFP4, scale="ms_eden_unscaled", hadamard=32, **_RHT),
-    "MS-EDEN unscaled 128": replace(_NVFP4, scale="ms_eden_unscaled", hadamard=128, **_RHT),
+    "MS-EDEN unscaled 32": replace(
+        _NVFP4, scale="ms_eden_unscaled", hadamard=32, **_RHT
+    ),
+    "MS-EDEN unscaled 128": replace(
+        _NVFP4, scale="ms_eden_unscaled", hadamard=128, **_RHT
+    ),
 }
 
 
@@ -55,7 +61,9 @@ def products(policy: OperandPolicy, draws: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(draw))
         done = backend.quantize(x, Draw(policy=policy, key=key), axis=1)
         exact = rotate(x, policy, key).double().view(-1, size)
-        found[0].append(exact * done.values.double().view(-1, size) * float(done.descale))
+        found[0].append(
+            exact * done.values.double().view(-1, size) * float(done.descale)
+        )
         found[1].append(exact * exact)
     return torch.cat(found[0]), torch.cat(found[1])
 
@@ -80,9 +88,19 @@ def lost_by_eight_bits(size: int, *, powers_of_two: bool) -> float:
         scale = 2.0 ** math.ceil(math.log2(amax / 6)) if powers_of_two else amax / 6
         density = torch.where(t * scale < amax, torch.exp(-((t * scale) ** 2) / 2), 0.0)
         density *= (2 / math.pi) ** 0.5 * 2**-7 * scale
-        below, of_others = float(density.sum()), float((density * t * lost).sum()) * scale**2
-        of_largest = powers_of_two * amax * float(lost[min(int(amax / scale * 2**7), 767)]) * scale
-        of_block = (size - 1) * below ** (size - 2) * of_others + below ** (size - 1) * of_largest
+        below, of_others = (
+            float(density.sum()),
+            float((density * t * lost).sum()) * scale**2,
+        )
+        of_largest = (
+            powers_of_two
+            * amax
+            * float(lost[min(int(amax / scale * 2**7), 767)])
+            * scale
+        )
+        of_block = (size - 1) * below ** (size - 2) * of_others + below ** (
+            size - 1
+        ) * of_largest
         loss += math.exp(-(amax**2) / 2) * (2 / math.pi) ** 0.5 / 100 * of_block
     return loss
 
@@ -95,7 +113,10 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
-    for name, size, powers_of_two in (("two-level", 16, False), ("mxfp4 rceil", 32, True)):
+    for name, size, powers_of_two in (
+        ("two-level", 16, False),
+        ("mxfp4 rceil", 32, True),
+    ):
         loss = lost_by_eight_bits(size, powers_of_two=powers_of_two)
         print(f"8 random bits, {name}: {loss:+.3%}")
     print(f"{options.draws * ROWS * COLUMNS:,} values each")

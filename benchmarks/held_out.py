@@ -65,20 +65,29 @@ def tally(
     held, widths = [], []
     for logs, baseline in studies:
         seeds = sorted(logs.get(baseline, ()))
-        arms = [arm for arm, own in logs.items() if sorted(own) == seeds and arm != baseline]
+        arms = [
+            arm for arm, own in logs.items() if sorted(own) == seeds and arm != baseline
+        ]
         if len(seeds) <= n or not arms:
             continue
         every = list(itertools.combinations(seeds, n))
         for chosen in (every[i] for i in rng.permutation(len(every))[:draws]):
             rest = [seed for seed in seeds if seed not in chosen]
             sides = {
-                arm: tuple([(seed, logs[one][seed]) for seed in chosen] for one in (arm, baseline))
+                arm: tuple(
+                    [(seed, logs[one][seed]) for seed in chosen]
+                    for one in (arm, baseline)
+                )
                 for arm in arms
             }
             wider = (1 + n / len(rest)) ** 0.5
-            for arm, found in contrasts(sides, Method(paired=paired, moderated=moderated)).items():
+            for arm, found in contrasts(
+                sides, Method(paired=paired, moderated=moderated)
+            ).items():
                 interval = t_interval(found.estimate)
-                truth = np.mean([logs[arm][seed] - logs[baseline][seed] for seed in rest])
+                truth = np.mean(
+                    [logs[arm][seed] - logs[baseline][seed] for seed in rest]
+                )
                 if interval.low is None:
                     continue
                 half = (interval.high - interval.low) / 2
@@ -96,8 +105,13 @@ def main() -> None:
         sources.append(("MLPerf's logs, unpaired", mlperf(Path(sys.argv[1])), False))
     for name, studies, paired in sources:
         for n in (2, 3, 4):
-            cells = [tally(studies, n, paired=paired, moderated=moderated) for moderated in (True, False)]
-            text = " | ".join(f"{held:.1%} | {100 * width:.1f}" for held, width in cells)
+            cells = [
+                tally(studies, n, paired=paired, moderated=moderated)
+                for moderated in (True, False)
+            ]
+            text = " | ".join(
+                f"{held:.1%} | {100 * width:.1f}" for held, width in cells
+            )
             print(f"| {name} | {n} | {text} |")
 
 

@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 
     from ablate.recipes import OperandPolicy
 
-NAMES = ("mxfp4", "mxfp4 stochastic 0.75 H16 step", "nvfp4", "nvfp4 four_six", "fp8_e4m3")
+NAMES = (
+    "mxfp4",
+    "mxfp4 stochastic 0.75 H16 step",
+    "nvfp4",
+    "nvfp4 four_six",
+    "fp8_e4m3",
+)
 GOALS = {
     "mxfp4": (1.3, 2.2),
     NAMES[1]: (2.0, 3.5),
@@ -61,13 +67,20 @@ def draws_of(name: str, axes: tuple[int, ...]) -> dict[int, Draw]:
     return {axis: Draw(policy=policy, key=KEY) for axis in axes}
 
 
-def prepared(x: Tensor, draws: dict[int, Draw], tile: Tile | None = None) -> Callable[[], None]:
+def prepared(
+    x: Tensor, draws: dict[int, Draw], tile: Tile | None = None
+) -> Callable[[], None]:
     """Allocate the outputs; return the call that quantises to values, its tensor's scales included."""
-    outs = {axis: torch.empty(x.shape, dtype=torch.bfloat16, device=x.device) for axis in draws}
+    outs = {
+        axis: torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+        for axis in draws
+    }
 
     def call() -> None:
         tensors = launch.tensor_scales(x, draws)
-        memory = {axis: launch.Memory(outs[axis], tensor=tensors.get(axis)) for axis in draws}
+        memory = {
+            axis: launch.Memory(outs[axis], tensor=tensors.get(axis)) for axis in draws
+        }
         launch.launch(x, draws, memory, "values", tile=tile)
 
     return call
@@ -78,21 +91,36 @@ def milliseconds(call: Callable[[], Any], *, repeat_ms: int) -> float:
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e3
-    return float(triton.testing.do_bench(call, warmup=repeat_ms // 4, rep=repeat_ms, return_mode="median"))
+    return float(
+        triton.testing.do_bench(
+            call, warmup=repeat_ms // 4, rep=repeat_ms, return_mode="median"
+        )
+    )
 
 
 def compile_one(name: str, axes: tuple[int, ...], tile: Tile | None) -> bool:
     """Compile one kernel into Triton's cache; return whether the device takes it."""
     try:
-        prepared(torch.zeros(256, 256, dtype=torch.bfloat16, device="cuda"), draws_of(name, axes), tile)()
+        prepared(
+            torch.zeros(256, 256, dtype=torch.bfloat16, device="cuda"),
+            draws_of(name, axes),
+            tile,
+        )()
         torch.cuda.synchronize()
-    except Exception as error:  # a tile that does not fit the device: the others are timed
-        print(f"  {name}, {axes}, {tile}: {str(error).splitlines()[-1][:90]}", file=sys.stderr)
+    except (
+        Exception
+    ) as error:  # a tile that does not fit the device: the others are timed
+        print(
+            f"  {name}, {axes}, {tile}: {str(error).splitlines()[-1][:90]}",
+            file=sys.stderr,
+        )
         return False
     return True
 
 
-def compile_all(work: list[tuple[str, tuple[int, ...], Tile | None]], processes: int) -> list[bool]:
+def compile_all(
+    work: list[tuple[str, tuple[int, ...], Tile | None]], processes: int
+) -> list[bool]:
     """Compile kernels in processes side by side."""
     if interpreting():
         return [True] * len(work)
@@ -116,7 +144,9 @@ def time_tiles(x: Tensor, copy_ms: float, tiles: list[Tile], processes: int) -> 
         if fits(tile, policies_of(name)[0], axes)
     ]
     ratios: dict[tuple[str, tuple[int, ...]], list[tuple[float, str]]] = {}
-    for (name, axes, tile), is_compiled in zip(work, compile_all(work, processes), strict=True):
+    for (name, axes, tile), is_compiled in zip(
+        work, compile_all(work, processes), strict=True
+    ):
         if is_compiled and tile:
             ms = milliseconds(prepared(x, draws_of(name, axes), tile), repeat_ms=20)
             text = f"{ms / copy_ms:.2f} {tile[0]}×{tile[1]}/{tile[2]}"
@@ -124,15 +154,23 @@ def time_tiles(x: Tensor, copy_ms: float, tiles: list[Tile], processes: int) -> 
     print("best tiles, rows × columns / warps:")
     for (name, axes), found in ratios.items():
         axis = next(axis for axis, some in AXES.items() if some == axes)
-        print(f"{name:<32} {axis:<7} {', '.join(text for _, text in sorted(found)[:5])}", flush=True)
+        print(
+            f"{name:<32} {axis:<7} {', '.join(text for _, text in sorted(found)[:5])}",
+            flush=True,
+        )
 
 
 def time_policies(x: Tensor, copy_ms: float, processes: int) -> None:
-    compile_all([(name, axes, None) for name, axes in itertools.product(NAMES, AXES.values())], processes)
+    compile_all(
+        [(name, axes, None) for name, axes in itertools.product(NAMES, AXES.values())],
+        processes,
+    )
     for name in NAMES:
         texts = []
         for axis, axes in AXES.items():
-            ratio = milliseconds(prepared(x, draws_of(name, axes)), repeat_ms=100) / copy_ms
+            ratio = (
+                milliseconds(prepared(x, draws_of(name, axes)), repeat_ms=100) / copy_ms
+            )
             texts.append(f"{axis} {ratio:5.2f} (goal {GOALS[name][axis == 'both']})")
         print(f"{name:<32} {'  '.join(texts)}", flush=True)
 
@@ -165,9 +203,15 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--columns", type=int, default=4096)
-    parser.add_argument("--tiles", action="store_true", help="try tiles and warps for each policy")
-    parser.add_argument("--processes", type=int, default=12, help="compile in so many processes")
-    parser.add_argument("--host", action="store_true", help="time the host alone, on the CPU")
+    parser.add_argument(
+        "--tiles", action="store_true", help="try tiles and warps for each policy"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=12, help="compile in so many processes"
+    )
+    parser.add_argument(
+        "--host", action="store_true", help="time the host alone, on the CPU"
+    )
     args = parser.parse_args()
     if args.host:
         with patch.multiple(launch, quantise_kernel=Nothing(), scale_kernel=Nothing()):

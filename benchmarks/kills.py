@@ -53,7 +53,12 @@ def make_study(folder: Path, steps: int) -> tuple[StudyStore, dict[int, Any]]:
     return store, runs
 
 
-def kill_until_done(tasks: dict[int, Any], runs: dict[int, Any], wanted: int, look) -> tuple[int, int]:  # noqa: ANN001
+def kill_until_done(
+    tasks: dict[int, Any],
+    runs: dict[int, Any],
+    wanted: int,
+    look,  # noqa: ANN001
+) -> tuple[int, int]:
     """Execute the runs two at a time, killing each attempt; once enough were killed, let them end."""
     draw = random.Random(0)
     live: dict[int, tuple[int, float]] = {}
@@ -64,7 +69,8 @@ def kill_until_done(tasks: dict[int, Any], runs: dict[int, Any], wanted: int, lo
                 attempts += 1
                 live[seed] = (
                     in_child(lambda seed=seed: execute_run(tasks[seed])),
-                    time.monotonic() + (draw.uniform(0.02, 0.35) if kills < wanted else 1e9),
+                    time.monotonic()
+                    + (draw.uniform(0.02, 0.35) if kills < wanted else 1e9),
                 )
         for seed, (pid, due) in list(live.items()):
             done, _ = os.waitpid(pid, os.WNOHANG)
@@ -118,7 +124,10 @@ def main() -> None:
         storage = Path(folder)
         _, whole = make_study(storage / "whole", steps)
         for run in whole.values():
-            assert wait_for(in_child(lambda run=run: execute_run(task_of(run, storage)))) == 0
+            assert (
+                wait_for(in_child(lambda run=run: execute_run(task_of(run, storage))))
+                == 0
+            )
         store, runs = make_study(storage / "killed", steps)
         tasks = {seed: task_of(run, storage) for seed, run in runs.items()}
         uri = f"sqlite:///{storage}/mlflow.db"

@@ -53,7 +53,9 @@ def torchao_layer(weight: Tensor) -> Callable[[Tensor, Tensor], None] | None:
         return None
 
     def q(x: Tensor) -> Tensor:
-        return MXTensor.to_mx(x.contiguous(), torch.float4_e2m1fn_x2, 32).dequantize(torch.bfloat16)
+        return MXTensor.to_mx(x.contiguous(), torch.float4_e2m1fn_x2, 32).dequantize(
+            torch.bfloat16
+        )
 
     def work(x: Tensor, dy: Tensor) -> None:
         _ = q(x) @ q(weight).t()
@@ -64,10 +66,16 @@ def torchao_layer(weight: Tensor) -> Callable[[Tensor, Tensor], None] | None:
 
 
 def main() -> None:
-    args = options(__doc__, tokens=4096, inputs=1024, outputs=1024, threads=1, repeats=7)
+    args = options(
+        __doc__, tokens=4096, inputs=1024, outputs=1024, threads=1, repeats=7
+    )
     machine = prepare(args.threads)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(args.tokens, args.inputs, generator=generator).to(torch.bfloat16).requires_grad_()
+    x = (
+        torch.randn(args.tokens, args.inputs, generator=generator)
+        .to(torch.bfloat16)
+        .requires_grad_()
+    )
     dy = torch.randn(args.tokens, args.outputs, generator=generator).to(torch.bfloat16)
 
     def passes(layer: nn.Module) -> None:
@@ -76,18 +84,28 @@ def main() -> None:
 
     work: dict[str, Callable[[], None]] = {}
     for name, recipe in {"bf16": None, **RECIPES}.items():
-        model = nn.Sequential(nn.Linear(args.inputs, args.outputs, bias=False)).to(torch.bfloat16)
+        model = nn.Sequential(nn.Linear(args.inputs, args.outputs, bias=False)).to(
+            torch.bfloat16
+        )
         if recipe is not None:
             apply_recipe(model, recipe)
         work[name] = partial(passes, model)
-    weight = torch.randn(args.outputs, args.inputs, generator=generator).to(torch.bfloat16)
+    weight = torch.randn(args.outputs, args.inputs, generator=generator).to(
+        torch.bfloat16
+    )
     if peer := torchao_layer(weight):
         work["torchao (eager)"] = lambda: peer(x.detach(), dy)
     clock = time.process_time if args.threads == 1 else time.perf_counter
-    least = {name: min(taken) for name, taken in in_turns(work, args.repeats, clock).items()}
-    print(f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, forward + backward; {machine}")
+    least = {
+        name: min(taken) for name, taken in in_turns(work, args.repeats, clock).items()
+    }
+    print(
+        f"{args.tokens} tokens, {args.inputs} -> {args.outputs}, forward + backward; {machine}"
+    )
     for name, seconds in least.items():
-        print(f"{name:<36} {seconds * 1e3:8.1f} ms  {seconds / least['bf16']:6.2f} x bf16")
+        print(
+            f"{name:<36} {seconds * 1e3:8.1f} ms  {seconds / least['bf16']:6.2f} x bf16"
+        )
 
 
 if __name__ == "__main__":

@@ -29,16 +29,30 @@ ROWS = 1_000_000
 
 
 def record(key: str, value: object, **meta: object) -> str:
-    content = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+    content = {
+        "namespace": "",
+        "time_ms": 1,
+        "event_type": "POINT_IN_TIME",
+        "key": key,
+        "value": value,
+    }
     return f"0: :::MLLOG {json.dumps(content | {'metadata': meta})}\n"
 
 
 def block(number: int) -> str:
     rates = "".join(
-        record("tracked_stats", {"train_step_time": 0.34, "reduced_train_loss": 4.2}, step=n, samples_count=n)
+        record(
+            "tracked_stats",
+            {"train_step_time": 0.34, "reduced_train_loss": 4.2},
+            step=n,
+            samples_count=n,
+        )
         for n in range(number * 1000, number * 1000 + 100)
     )
-    text = "0: a line of the framework that says nothing which anybody would want to read here\n" * 1000
+    text = (
+        "0: a line of the framework that says nothing which anybody would want to read here\n"
+        * 1000
+    )
     return text + rates + record("eval_accuracy", 4.0, samples_count=number)
 
 
@@ -85,7 +99,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mllog = Path(folder) / "result_0.txt"
         with mllog.open("w") as file:
-            file.write(record("max_sequence_length", 8192) + record("global_batch_size", 16))
+            file.write(
+                record("max_sequence_length", 8192) + record("global_batch_size", 16)
+            )
             number = 0
             while file.tell() < args.megabytes << 20:
                 file.write(block(number))
@@ -99,12 +115,16 @@ def main() -> None:
             file.write("tokens,val_loss\n")
             file.writelines(f"{row},{9 - row / ROWS:.6f}\n" for row in range(ROWS))
         plain = timed(lambda: plain_csv(table))
-        seconds = timed(lambda: runs_of_table(table, read_csv(table, []), [], Reading()))
+        seconds = timed(
+            lambda: runs_of_table(table, read_csv(table, []), [], Reading())
+        )
         tell(f"a table of {ROWS:,} evaluations", seconds, plain, table)
 
         text = Path(folder) / "text.log"
         with text.open("w") as file:
-            file.writelines(f"tokens {row} val {9 - row / ROWS:.6f}\n" for row in range(ROWS))
+            file.writelines(
+                f"tokens {row} val {9 - row / ROWS:.6f}\n" for row in range(ROWS)
+            )
         source = LogSource(patterns=[r"tokens (?P<tokens>\d+) val (?P<val_loss>\S+)"])
         plain = timed(lambda: plain_lines(text))
         seconds = timed(lambda: runs_of_log(text, source, [], Reading()))
@@ -116,7 +136,9 @@ def main() -> None:
             step = 0
             while file.tell() < args.megabytes << 20:
                 step += 1
-                file.write(f"{noise} validation loss at iteration {step} | lm loss value: 3 |\n")
+                file.write(
+                    f"{noise} validation loss at iteration {step} | lm loss value: 3 |\n"
+                )
         plain = timed(lambda: plain_lines(flood))
         tell("what a command prints", timed(lambda: follow(flood)), plain, flood)
 

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 def options(description: str | None, **defaults: Any) -> argparse.Namespace:
     """Read the command's options, each of its default's type."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
     for name, default in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default
+        )
     return parser.parse_args()
 
 
@@ -35,14 +39,18 @@ def prepare(threads: int) -> str:
     multiply_in_fp32()
     keep_freed_memory()
     instructions = torch.backends.cpu.get_cpu_capability()
-    products = "multiplies bf16" if multiplies_bf16() else "multiplies bf16 in fp32, rounded once"
-    return (
-        f"{cpu_name()}, {instructions}, {products}; {load_backend('emulated').detail()}; {threads} thread(s)"
+    products = (
+        "multiplies bf16"
+        if multiplies_bf16()
+        else "multiplies bf16 in fp32, rounded once"
     )
+    return f"{cpu_name()}, {instructions}, {products}; {load_backend('emulated').detail()}; {threads} thread(s)"
 
 
 def in_turns(
-    work: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+    work: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return the seconds of each call, but of its first.
 

@@ -59,9 +59,19 @@ def main() -> None:
         return
     base = 0.0
     for name, recipe in ARMS.items():
-        command = [sys.executable, __file__, "--width", str(args.width), "--layers", str(args.layers)]
+        command = [
+            sys.executable,
+            __file__,
+            "--width",
+            str(args.width),
+            "--layers",
+            str(args.layers),
+        ]
         done = subprocess.run(
-            [*command, "--recipe", json.dumps(recipe)], capture_output=True, text=True, check=True
+            [*command, "--recipe", json.dumps(recipe)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         mib = float(done.stdout.splitlines()[-1])
         base = base or mib

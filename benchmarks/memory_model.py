@@ -28,7 +28,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from ablate.modelled.on_hardware import PURPOSES, Memory, step_memory
 from ablate.recipes import read_recipe
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from ablate.train.group import Layout, join_group
 from ablate.train.probe import time_steps
 from ablate.train.step import assemble, gradients
@@ -54,7 +60,11 @@ class Case:
 
     def config(self) -> RunConfig:
         """Return a run of it."""
-        training = {"seq_len": 128, "batch_size": 8, "tokens": 1_000_000} | self.training
+        training = {
+            "seq_len": 128,
+            "batch_size": 8,
+            "tokens": 1_000_000,
+        } | self.training
         return RunConfig(
             model=ModelConfig(**self.model),
             data=DataConfig(),
@@ -68,26 +78,40 @@ class Case:
 
     def modelled(self, devices: int = 1) -> Memory:
         """Return what the plan says of it."""
-        return step_memory(self.config(), ResourcesConfig(devices_per_run=devices), None)
+        return step_memory(
+            self.config(), ResourcesConfig(devices_per_run=devices), None
+        )
 
 
 CASES = {
     "llama, bf16": Case(model=LLAMA, recipe="bf16"),
     "llama, bf16, bytes": Case(model=LLAMA, recipe="bf16", vocab_size=256),
-    "llama, mxfp4 dht16, bytes": Case(model=LLAMA, recipe="amd-fdw-dht16", vocab_size=256),
+    "llama, mxfp4 dht16, bytes": Case(
+        model=LLAMA, recipe="amd-fdw-dht16", vocab_size=256
+    ),
     "llama, nvfp4, bytes": Case(model=LLAMA, recipe=NVFP4, vocab_size=256),
-    "llama, fp8, 4 micro-batches": Case(model=LLAMA, recipe="fp8", training={"micro_batch_size": 2}),
+    "llama, fp8, 4 micro-batches": Case(
+        model=LLAMA, recipe="fp8", training={"micro_batch_size": 2}
+    ),
     "llama, mxfp4, one sequence at a time": Case(
         model=LLAMA, recipe="mxfp4", vocab_size=256, training={"micro_batch_size": 1}
     ),
     "llama, mxfp4, few tokens": Case(
-        model=LLAMA, recipe="mxfp4", vocab_size=256, training={"seq_len": 64, "batch_size": 2}
+        model=LLAMA,
+        recipe="mxfp4",
+        vocab_size=256,
+        training={"seq_len": 64, "batch_size": 2},
     ),
     "llama, mxfp4, long sequences": Case(
-        model=LLAMA, recipe="mxfp4", vocab_size=256, training={"seq_len": 512, "batch_size": 4}
+        model=LLAMA,
+        recipe="mxfp4",
+        vocab_size=256,
+        training={"seq_len": 512, "batch_size": 4},
     ),
     "llama, quartet (mask), bytes": Case(model=LLAMA, recipe="quartet", vocab_size=256),
-    "llama, tetrajet (double quantisation), bytes": Case(model=LLAMA, recipe="tetrajet", vocab_size=256),
+    "llama, tetrajet (double quantisation), bytes": Case(
+        model=LLAMA, recipe="tetrajet", vocab_size=256
+    ),
     "llama, mxfp4, weights in bf16": Case(
         model=LLAMA,
         recipe="mxfp4",
@@ -116,7 +140,9 @@ _ALLOCATION = torch._C._profiler._EventType.Allocation  # noqa: SLF001  the one 
 
 def measured_bytes(config: RunConfig) -> int:
     """Return the largest sum of tensors alive at once while a run is built and takes two steps on the CPU."""
-    return _peak_bytes(lambda: time_steps(config, device="cpu", steps=1, warmup=1, repeats=1))
+    return _peak_bytes(
+        lambda: time_steps(config, device="cpu", steps=1, warmup=1, repeats=1)
+    )
 
 
 def measured_bytes_of_one(config: RunConfig, devices: int) -> int:
@@ -124,7 +150,8 @@ def measured_bytes_of_one(config: RunConfig, devices: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         members = [
-            context.Process(target=_member, args=(config, rank, devices, folder)) for rank in range(devices)
+            context.Process(target=_member, args=(config, rank, devices, folder))
+            for rank in range(devices)
         ]
         for member in members:
             member.start()
@@ -135,13 +162,17 @@ def measured_bytes_of_one(config: RunConfig, devices: int) -> int:
 
 def _member(config: RunConfig, rank: int, devices: int, folder: str) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=devices)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=devices
+    )
     group = join_group("cpu")
 
     def two_steps() -> None:
         trainee = assemble(config, "cpu", Layout(group=group))
         shape = (config.training.batch_size, config.training.seq_len + 1)
-        for window in np.random.default_rng(0).integers(0, config.vocab_size, (2, *shape)):
+        for window in np.random.default_rng(0).integers(
+            0, config.vocab_size, (2, *shape)
+        ):
             gradients(trainee, window, config.training.grad_clip)
             trainee.optimizer.step()
             trainee.optimizer.zero_grad(set_to_none=True)
@@ -150,7 +181,9 @@ def _member(config: RunConfig, rank: int, devices: int, folder: str) -> None:
     peak = _peak_bytes(two_steps)
     if rank == 0:
         (Path(folder) / "peak").write_text(str(peak))
-    os._exit(0)  # with gloo's threads alive the interpreter's own end aborts now and then
+    os._exit(
+        0
+    )  # with gloo's threads alive the interpreter's own end aborts now and then
 
 
 def _peak_bytes(work: Callable[[], object]) -> int:
@@ -160,7 +193,9 @@ def _peak_bytes(work: Callable[[], object]) -> int:
     assert found.profiler.kineto_results is not None
     roots = found.profiler.kineto_results.experimental_event_tree()
     at_the_top = [
-        (root.start_time_ns, root.extra_fields.alloc_size) for root in roots if root.tag == _ALLOCATION
+        (root.start_time_ns, root.extra_fields.alloc_size)
+        for root in roots
+        if root.tag == _ALLOCATION
     ]
     changes = sorted(at_the_top + _changes(roots))
     alive = peak = 0
@@ -179,7 +214,9 @@ def _changes(events: list[Any]) -> list[tuple[int, int]]:
         found = [child for child in event.children if child.tag == _ALLOCATION]
         if event.name in ("aten::mm", "aten::addmm", "aten::bmm"):
             found = _lasting(found)
-        changes += [(child.start_time_ns, child.extra_fields.alloc_size) for child in found]
+        changes += [
+            (child.start_time_ns, child.extra_fields.alloc_size) for child in found
+        ]
         left += [child for child in event.children if child.tag != _ALLOCATION]
     return changes
 
@@ -190,7 +227,9 @@ def _lasting(found: list[Any]) -> list[Any]:
     for child in sorted(found, key=lambda child: child.start_time_ns):
         change = child.extra_fields
         taken = [
-            one for one in lasting if one.extra_fields.ptr == change.ptr and one.extra_fields.alloc_size > 0
+            one
+            for one in lasting
+            if one.extra_fields.ptr == change.ptr and one.extra_fields.alloc_size > 0
         ]
         if change.alloc_size < 0 and taken:
             lasting.remove(taken[-1])
@@ -207,14 +246,19 @@ def main() -> None:
     devices = parser.parse_args().devices
     torch.set_num_threads(1)
     print(
-        f"{'':<45} {'measured':>9} {'modelled':>9} {'off by':>7}   " + " ".join(f"{p:>11}" for p in PURPOSES)
+        f"{'':<45} {'measured':>9} {'modelled':>9} {'off by':>7}   "
+        + " ".join(f"{p:>11}" for p in PURPOSES)
     )
     for name, case in CASES.items():
         config, modelled = case.config(), case.modelled(devices)
         per_pass = config.training.micro_batch_size or 1
         if config.training.batch_size // per_pass % devices:
             continue
-        measured = measured_bytes(config) if devices == 1 else measured_bytes_of_one(config, devices)
+        measured = (
+            measured_bytes(config)
+            if devices == 1
+            else measured_bytes_of_one(config, devices)
+        )
         print(
             f"{name:<45} {measured / 1e6:7.1f}MB {modelled.total() / 1e6:7.1f}MB "
             f"{modelled.total() / measured - 1:+7.1%}   "

@@ -43,12 +43,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     print(prepare(args.threads))
-    window = np.random.default_rng(0).integers(0, VOCABULARY, (args.batch_size, args.seq_len + 1))
+    window = np.random.default_rng(0).integers(
+        0, VOCABULARY, (args.batch_size, args.seq_len + 1)
+    )
     llama = ModelConfig(
-        width=args.width, layers=args.layers, heads=args.width // 64, ffn=round(args.width * 8 / 3 / 32) * 32
+        width=args.width,
+        layers=args.layers,
+        heads=args.width // 64,
+        ffn=round(args.width * 8 / 3 / 32) * 32,
     )
     gpt = ModelConfig(
-        architecture="gpt", width=args.width, layers=args.layers, heads=args.width // 64, ffn=4 * args.width
+        architecture="gpt",
+        width=args.width,
+        layers=args.layers,
+        heads=args.width // 64,
+        ffn=4 * args.width,
     )
     peer = load(args.peer)
     bf16 = torch.autocast("cpu", dtype=torch.bfloat16)

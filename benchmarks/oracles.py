@@ -31,7 +31,15 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import OperandPolicy, quantize
-from ablate.numerics.formats import E4M3, ELEMENTS, INT4, UE5M3, decode, e8m0_decode, rounded
+from ablate.numerics.formats import (
+    E4M3,
+    ELEMENTS,
+    INT4,
+    UE5M3,
+    decode,
+    e8m0_decode,
+    rounded,
+)
 from ablate.numerics.quantiser import on_grid
 from ablate.recipes import block_shape
 
@@ -97,7 +105,9 @@ def ours(x: Tensor, policy: OperandPolicy) -> tuple[Tensor, Tensor]:
         scales = decode(scales, UE5M3 if policy.scale.endswith("ue5m3") else E4M3)
     scales = expanded(scales, codes.codes.shape)
     if policy.format == "if4":
-        elements = torch.where(torch.signbit(scales), decode(codes.codes, INT4), elements)
+        elements = torch.where(
+            torch.signbit(scales), decode(codes.codes, INT4), elements
+        )
     return elements, scales
 
 
@@ -106,7 +116,9 @@ def differences(x: Tensor, policy: OperandPolicy, theirs: Theirs) -> dict[str, i
     element = ELEMENTS[policy.format]
     elements, scales = ours(x, policy)
     if theirs.values is not None:
-        their_elements = theirs.values.float() / (scales * quantize(x, policy).tensor_scale)
+        their_elements = theirs.values.float() / (
+            scales * quantize(x, policy).tensor_scale
+        )
         their_elements = torch.where(scales == 0, elements, their_elements)
         on = (their_elements - rounded(their_elements, element)).abs() < 1e-3
         their_elements = rounded(their_elements, element)
@@ -117,16 +129,25 @@ def differences(x: Tensor, policy: OperandPolicy, theirs: Theirs) -> dict[str, i
         assert theirs.elements is not None
         assert theirs.scales is not None
         their_elements, their_scales = theirs.elements, expanded(theirs.scales, x.shape)
-        zero = (scales == 0) | (their_scales == 0)  # the elements of a zero block mean nothing
-        same = (scales == their_scales) | (zero & (scales.abs() + their_scales.abs() < 2**-8))
-        ratio = torch.maximum(scales, their_scales) / torch.minimum(scales, their_scales)
+        zero = (scales == 0) | (
+            their_scales == 0
+        )  # the elements of a zero block mean nothing
+        same = (scales == their_scales) | (
+            zero & (scales.abs() + their_scales.abs() < 2**-8)
+        )
+        ratio = torch.maximum(scales, their_scales) / torch.minimum(
+            scales, their_scales
+        )
         last_place = ~same & (ratio > 0) & (ratio < 1.2)
         their_elements = torch.where(zero, elements, their_elements)
     apart = same & (elements != their_elements)
     scaled = on_grid(x, policy, axis=1).scaled.abs()
     if policy.format == "if4":
         scaled = torch.where(torch.signbit(scales), scaled * 7 / 6, scaled)
-    down, up = rounded(scaled * (1 - NEAR), element), rounded(scaled * (1 + NEAR), element)
+    down, up = (
+        rounded(scaled * (1 - NEAR), element),
+        rounded(scaled * (1 + NEAR), element),
+    )
     tie = apart & (down != up)
     wraps = apart & (scaled >= element.max + 1) & (their_elements == 0)
     size = block_shape(policy)[0] * block_shape(policy)[1]
@@ -154,7 +175,9 @@ def fouroversix(path: Path) -> Iterator[Case]:
         package(name, source.joinpath(*name.split(".")[1:]))
     reference = importlib.import_module("fouroversix.quantize.pytorch.reference")
     words = importlib.import_module("fouroversix.utils")
-    rotation = importlib.import_module("fouroversix.quantize.utils").get_rht_matrix(device="cpu")
+    rotation = importlib.import_module("fouroversix.quantize.utils").get_rht_matrix(
+        device="cpu"
+    )
 
     def run(fmt: str, rule: str, **options: Any) -> Any:
         def of(x: Tensor) -> Theirs:
@@ -166,12 +189,20 @@ def fouroversix(path: Path) -> Iterator[Case]:
             signed, whole = scales.float(), nibbles(codes)
             flags = expanded(torch.signbit(signed), x.shape)
             whole = torch.where(whole > 7, whole.float() - 16, whole.float())
-            values = e2m1(codes) if fmt == "nvfp4" else torch.where(flags, whole, e2m1(codes))
+            values = (
+                e2m1(codes)
+                if fmt == "nvfp4"
+                else torch.where(flags, whole, e2m1(codes))
+            )
             return Theirs(elements=whole if fmt == "nvint4" else values, scales=signed)
 
         return of
 
-    for rule, ours_is in (("static_6", "two_level"), ("mse", "four_six"), ("mae", "four_six_mae")):
+    for rule, ours_is in (
+        ("static_6", "two_level"),
+        ("mse", "four_six"),
+        ("mae", "four_six_mae"),
+    ):
         yield rule, OperandPolicy(format="nvfp4", scale=ours_is), run("nvfp4", rule)
     tile = OperandPolicy(format="nvfp4", scale="four_six", block="16x16")
     yield "mse, 16×16", tile, run("nvfp4", "mse", block_scale_2d=True)
@@ -196,25 +227,49 @@ def transformer_engine(path: Path) -> Iterator[Case]:
     )  # fmt: skip
     package("transformer_engine.pytorch.tensor")
     package("transformer_engine.pytorch.tensor.utils", is_custom=None)
-    module = importlib.import_module("transformer_engine.pytorch.custom_recipes.reference_nvfp4")
+    module = importlib.import_module(
+        "transformer_engine.pytorch.custom_recipes.reference_nvfp4"
+    )
 
     def run(rotated: bool = False, **options: Any) -> Any:
         def of(x: Tensor) -> Theirs:
-            quantizer = module.NVFP4QuantizerRef(dtype=None, rowwise=True, columnwise=False, **options)
+            quantizer = module.NVFP4QuantizerRef(
+                dtype=None, rowwise=True, columnwise=False, **options
+            )
             quantizer.rowwise_usage, quantizer.columnwise_usage = True, False
-            source = module.NVFP4QuantizerRef(dtype=None, with_rht=True)._apply_rht(x) if rotated else x  # noqa: SLF001
+            source = (
+                module.NVFP4QuantizerRef(dtype=None, with_rht=True)._apply_rht(x)  # noqa: SLF001
+                if rotated
+                else x
+            )
             packed, scales, *_ = quantizer._quantize(source)  # noqa: SLF001
             return Theirs(elements=e2m1(packed), scales=scales.float())
 
         return of
 
     yield "1×16", NVFP4, run()
-    yield "16×16", OperandPolicy(format="nvfp4", block="16x16"), run(quant_tile_shape=(16, 16))
+    yield (
+        "16×16",
+        OperandPolicy(format="nvfp4", block="16x16"),
+        run(quant_tile_shape=(16, 16)),
+    )
     yield "rotated", OperandPolicy(format="nvfp4", **FIXED), run(rotated=True)
-    yield "a scale a row", OperandPolicy(format="nvfp4", scale="two_level_row"), run(row_scaled_nvfp4=True)
+    yield (
+        "a scale a row",
+        OperandPolicy(format="nvfp4", scale="two_level_row"),
+        run(row_scaled_nvfp4=True),
+    )
     for error, largest in (("MAE", 256), ("MAE", 448), ("MSE", 256), ("MSE", 448)):
-        words = ["four_six", *(["mae"] if error == "MAE" else []), *(["448"] if largest == 448 else [])]
-        options = {"nvfp4_use_4over6": True, "nvfp4_e4m3_max": largest, "nvfp4_4over6_err_mode": error}
+        words = [
+            "four_six",
+            *(["mae"] if error == "MAE" else []),
+            *(["448"] if largest == 448 else []),
+        ]
+        options = {
+            "nvfp4_use_4over6": True,
+            "nvfp4_e4m3_max": largest,
+            "nvfp4_4over6_err_mode": error,
+        }
         yield (
             f"4over6 {error} {largest}",
             OperandPolicy(format="nvfp4", scale="_".join(words)),
@@ -226,7 +281,11 @@ def transformer_engine(path: Path) -> Iterator[Case]:
     def fp8(tile: tuple[int, int], powers: bool) -> Any:
         def of(x: Tensor) -> Theirs:
             found = blockwise.BlockwiseQuantizerReference().quantize(
-                x, torch.float8_e4m3fn, pow_2_scales=powers, quant_tile_shape=tile, munge_scale_shapes=False
+                x,
+                torch.float8_e4m3fn,
+                pow_2_scales=powers,
+                quant_tile_shape=tile,
+                munge_scale_shapes=False,
             )
             return Theirs(elements=found.data.float(), scales=found.scale)
 
@@ -235,7 +294,11 @@ def transformer_engine(path: Path) -> Iterator[Case]:
     for rows in (1, 128):
         for powers in (True, False):
             scale = f"{rows}x128{'_pow2' if powers else ''}"
-            yield f"FP8 {scale}", OperandPolicy(format="fp8_e4m3", scale=scale), fp8((rows, 128), powers)
+            yield (
+                f"FP8 {scale}",
+                OperandPolicy(format="fp8_e4m3", scale=scale),
+                fp8((rows, 128), powers),
+            )
 
 
 def alto(path: Path) -> Iterator[Case]:
@@ -256,7 +319,9 @@ def alto(path: Path) -> Iterator[Case]:
 
     def load(part: str) -> Any:
         name = f"alto_tests_{part}"
-        spec = importlib.util.spec_from_file_location(name, path / "tests/unittest" / part / "utils.py")
+        spec = importlib.util.spec_from_file_location(
+            name, path / "tests/unittest" / part / "utils.py"
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -278,16 +343,26 @@ def alto(path: Path) -> Iterator[Case]:
     def mx(**options: Any) -> Any:
         def of(x: Tensor) -> Theirs:
             packed, scales = mxfp4.convert_to_mxfp4_pytorch(x.float(), **options)
-            return Theirs(elements=e2m1(packed), scales=e8m0_decode(scales.to(torch.int32)))
+            return Theirs(
+                elements=e2m1(packed), scales=e8m0_decode(scales.to(torch.int32))
+            )
 
         return of
 
     yield "AMD-FP4", OperandPolicy(format="nvfp4", scale="ue5m3"), run(outer=False)
-    yield "AMD-FP4, two levels", OperandPolicy(format="nvfp4", scale="two_level_ue5m3"), run(outer=True)
+    yield (
+        "AMD-FP4, two levels",
+        OperandPolicy(format="nvfp4", scale="two_level_ue5m3"),
+        run(outer=True),
+    )
     tile = OperandPolicy(format="nvfp4", scale="ue5m3", block="16x16")
     yield "AMD-FP4, 16×16", tile, run(outer=False, is_2d_block=True)
     yield "MXFP4", OperandPolicy(format="mxfp4", scale="even"), mx()
-    yield "MXFP4, 32×32", OperandPolicy(format="mxfp4", scale="even", block="32x32"), mx(is_2d_block=True)
+    yield (
+        "MXFP4, 32×32",
+        OperandPolicy(format="mxfp4", scale="even", block="32x32"),
+        mx(is_2d_block=True),
+    )
 
 
 def torchao(path: Path) -> Iterator[Case]:
@@ -301,7 +376,9 @@ def torchao(path: Path) -> Iterator[Case]:
     def run(block: str, rotated: bool = False) -> Any:
         def of(x: Tensor) -> Theirs:
             source = reference.reference_rht(x.t().contiguous()) if rotated else x
-            found = reference.nvfp4_reference_quantize(source, source.float().abs().max(), block=block)
+            found = reference.nvfp4_reference_quantize(
+                source, source.float().abs().max(), block=block
+            )
             return Theirs(elements=e2m1(found.codes), scales=found.scales.float())
 
         return of
@@ -319,18 +396,26 @@ def microxcaling(path: Path) -> Iterator[Case]:
 
     def run(rounding: str, fmt: str = "fp4_e2m1") -> Any:
         def of(x: Tensor) -> Theirs:
-            done = ops._quantize_mx(x.float(), 8, elem_format=fmt, axes=[-1], block_size=32, round=rounding)  # noqa: SLF001
+            done = ops._quantize_mx(  # noqa: SLF001
+                x.float(), 8, elem_format=fmt, axes=[-1], block_size=32, round=rounding
+            )
             return Theirs(values=done)
 
         return of
 
-    yield "MXFP4, nearest", OperandPolicy(format="mxfp4", rounding="nearest_away"), run("nearest")
+    yield (
+        "MXFP4, nearest",
+        OperandPolicy(format="mxfp4", rounding="nearest_away"),
+        run("nearest"),
+    )
     yield "MXFP4, even", OperandPolicy(format="mxfp4"), run("even")
 
 
 def quartet(path: Path) -> Iterator[Case]:
     """Run Quartet's forward kernel, in Triton's interpreter."""
-    kernels = _kernels("quartet_mxfp4", path / "src/models/quantization/quantizers/mxfp4_triton.py")
+    kernels = _kernels(
+        "quartet_mxfp4", path / "src/models/quantization/quantizers/mxfp4_triton.py"
+    )
     matrix = _hadamard(32)
 
     def run(x: Tensor) -> Theirs:
@@ -341,25 +426,40 @@ def quartet(path: Path) -> Iterator[Case]:
         )  # fmt: skip
         return Theirs(values=out)
 
-    policy = OperandPolicy(format="mxfp4", scale="quest", rounding="nearest_toward_zero", hadamard=32)
+    policy = OperandPolicy(
+        format="mxfp4", scale="quest", rounding="nearest_toward_zero", hadamard=32
+    )
     yield "forward", policy, run
 
 
 def quartet2(path: Path) -> Iterator[Case]:
     """Run Quartet II's forward kernel, in Triton's interpreter."""
-    kernels = _kernels("quartet2_nvfp4", path / "src/models/quantization/quantizers/nvfp4_triton.py")
+    kernels = _kernels(
+        "quartet2_nvfp4", path / "src/models/quantization/quantizers/nvfp4_triton.py"
+    )
 
     def run(four_over_six: bool) -> Any:
         def of(x: Tensor) -> Theirs:
             out = torch.empty(x.shape)
             kernels.rtn_1x16s_fp4_kernel.fn[(x.numel() // 2048,)](
-                x.float(), x.float().abs().max(), out, x.numel(), 1.0, 16, four_over_six, BLOCK_SIZE=2048
+                x.float(),
+                x.float().abs().max(),
+                out,
+                x.numel(),
+                1.0,
+                16,
+                four_over_six,
+                BLOCK_SIZE=2048,
             )
             return Theirs(values=out)
 
         return of
 
-    yield "two-level", OperandPolicy(format="nvfp4", rounding="nearest_away"), run(False)
+    yield (
+        "two-level",
+        OperandPolicy(format="nvfp4", rounding="nearest_away"),
+        run(False),
+    )
     four_six = OperandPolicy(format="nvfp4", scale="four_six", rounding="nearest_away")
     yield "four-or-six", four_six, run(True)
 
@@ -377,7 +477,12 @@ def _kernels(name: str, path: Path) -> Any:
     def cast(data: Any, before: Any, after: Any, mode: Any) -> Any:
         if (before, after) != (language.float32, language.float8e4nv):
             return usual(data, before, after, mode)
-        return torch.from_numpy(data.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return (
+            torch.from_numpy(data.copy())
+            .to(torch.float8_e4m3fn)
+            .view(torch.uint8)
+            .numpy()
+        )
 
     interpreter._convert_float = cast  # noqa: SLF001
     spec = importlib.util.spec_from_file_location(name, path)
@@ -406,11 +511,17 @@ def main() -> None:
     )
     for name in SOURCES:
         parser.add_argument(f"--{name}", type=Path, metavar="PATH")
-    given = {name: path for name, path in vars(parser.parse_args()).items() if path is not None}
+    given = {
+        name: path
+        for name, path in vars(parser.parse_args()).items()
+        if path is not None
+    }
     if not given:
         parser.error("name at least one checkout, such as --fouroversix PATH")
     os.environ["TRITON_INTERPRET"] = "1"
-    print(f"{'source':19}{'case':22}{'values':>9}{'scale':>8}{'choice':>8}{'tie':>8}{'wraps':>8}{'other':>8}")
+    print(
+        f"{'source':19}{'case':22}{'values':>9}{'scale':>8}{'choice':>8}{'tie':>8}{'wraps':>8}{'other':>8}"
+    )
     for name, path in given.items():
         source = name.replace("_", "-")
         for case, policy, of in SOURCES[source](path.resolve()):
@@ -420,7 +531,10 @@ def main() -> None:
                 values += x.numel()
                 for cause, count in differences(x, policy, of(x)).items():
                     total[cause] += count
-            print(f"{source:19}{case:22}{values:9,}" + "".join(f"{count:8,}" for count in total.values()))
+            print(
+                f"{source:19}{case:22}{values:9,}"
+                + "".join(f"{count:8,}" for count in total.values())
+            )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,13 @@ from ablate.execute.driver import execute_study
 from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
 from ablate.reports import write_report
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_from_json
 from ablate.track.mirror import Mirror
@@ -55,7 +61,9 @@ def main() -> None:
                     trainer="orchestration:empty",
                 )
             )
-        runs = [{"id": request.run_id, "seed": request.config.seed} for request in requests]
+        runs = [
+            {"id": request.run_id, "seed": request.config.seed} for request in requests
+        ]
         arm = {
             "name": "empty", "description": None, "recipe": "bf16", "tokens": 1, "factors": {}, "differs": {},
             "folded": [], "runs": runs,
@@ -67,7 +75,11 @@ def main() -> None:
                     "study": "empty",
                     "description": None,
                     "baseline": "empty",
-                    "target": {"kind": "val_loss", "value": 1.0, "crossing": "confirmed"},
+                    "target": {
+                        "kind": "val_loss",
+                        "value": 1.0,
+                        "crossing": "confirmed",
+                    },
                     "paired_seeds": False,
                     "training": asdict(TrainingConfig()),
                     "arms": [arm],
@@ -95,8 +107,12 @@ def main() -> None:
         reported = time.perf_counter()
     assert left.complete, f"{len(left.unsent)} runs not sent: {left.problem}"
     per_run = (end - first_poll[0]) / args.runs
-    print(f"{args.runs} empty runs: Ray's start and the first workers {first_poll[0] - start:.1f} s")
-    print(f"after that {end - first_poll[0]:.1f} s, of which the mirror's last pass {end - executed:.1f} s")
+    print(
+        f"{args.runs} empty runs: Ray's start and the first workers {first_poll[0] - start:.1f} s"
+    )
+    print(
+        f"after that {end - first_poll[0]:.1f} s, of which the mirror's last pass {end - executed:.1f} s"
+    )
     print(f"amortised {per_run * 1e3:.1f} ms a run")
     print(f"driver's peak memory {memory_gib:.2f} GiB")
     print(f"report {reported - end:.1f} s")

@@ -21,7 +21,13 @@ from ablate.data import prepare
 from ablate.execute.driver import execute_study
 from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import RecipeSpec, resolve
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from ablate.store import StudyStore
 
 
@@ -35,7 +41,10 @@ def two_runs(tokens: int, first_seed: int) -> list[RunRequest]:
             data_digest=files.digest,
             vocab_size=256,
             training=TrainingConfig(
-                tokens=tokens, batch_size=16, eval_every_tokens=tokens, eval_tokens=16_384
+                tokens=tokens,
+                batch_size=16,
+                eval_every_tokens=tokens,
+                eval_tokens=16_384,
             ),
             recipe=resolve(RecipeSpec(gemms=["fprop", "dgrad", "wgrad"])),
             backend="emulated",
@@ -56,7 +65,12 @@ def tokens_per_sec(cores: int, tokens: int) -> float:
     requests = two_runs(tokens, 0)
     with tempfile.TemporaryDirectory() as folder:
         store = StudyStore(Path(folder) / "parallel")
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=cores,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
         try:
             execute_study(store, two_runs(tokens // 20, 2))
             execute_study(store, requests)
@@ -64,7 +78,9 @@ def tokens_per_sec(cores: int, tokens: int) -> float:
             ray.shutdown()
         ends = [store.run(request.run_id).status() for request in requests]
         assert all(end.state == "finished" for end in ends), ends
-        seconds = max(end.ended_unix or 0 for end in ends) - min(end.started_unix or 0 for end in ends)
+        seconds = max(end.ended_unix or 0 for end in ends) - min(
+            end.started_unix or 0 for end in ends
+        )
         return sum(end.tokens for end in ends) / seconds
 
 
@@ -78,7 +94,9 @@ def main() -> None:
         alone = tokens_per_sec(1, args.tokens)
         together = tokens_per_sec(2, args.tokens)
         ratios.append(together / alone)
-        print(f"one after the other {alone:8.0f} tokens/s, side by side {together:8.0f}: {ratios[-1]:.2f} x")
+        print(
+            f"one after the other {alone:8.0f} tokens/s, side by side {together:8.0f}: {ratios[-1]:.2f} x"
+        )
     print(f"median {statistics.median(ratios):.2f} x")
 
 

@@ -67,7 +67,10 @@ GONE_WITHIN_SEC = 30.0
 
 def kind_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline())
-    return next((kind for kind, words in KINDS.items() if any(word in line for word in words)), "other")
+    return next(
+        (kind for kind, words in KINDS.items() if any(word in line for word in words)),
+        "other",
+    )
 
 
 def marked(value: str) -> list[psutil.Process]:
@@ -75,7 +78,10 @@ def marked(value: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get(MARK) == value
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 
@@ -88,12 +94,23 @@ class Study:
         folder.mkdir()
         (folder / "killed.yaml").write_text(STUDY)
         self.store = StudyStore(folder / "runs" / "killed")
-        self._tracking = [] if tracking_uri is None else ["--tracking-uri", tracking_uri]
+        self._tracking = (
+            [] if tracking_uri is None else ["--tracking-uri", tracking_uri]
+        )
 
     def start(self) -> tuple[subprocess.Popen[bytes], str]:
         """Call `ablate run`; return the process, and the mark of all that it starts."""
         mark = uuid.uuid4().hex
-        command = [sys.executable, "-m", "ablate", "run", "killed.yaml", "--storage", "runs", *self._tracking]
+        command = [
+            sys.executable,
+            "-m",
+            "ablate",
+            "run",
+            "killed.yaml",
+            "--storage",
+            "runs",
+            *self._tracking,
+        ]
         environment = os.environ | {MARK: mark, "ABLATE_CACHE": str(self.cache)}
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
@@ -125,7 +142,11 @@ class Study:
 def without_times(value: object) -> object:
     if isinstance(value, dict):
         odd = ("unix", "seconds", "tokens_per_sec", "environment", "ended")
-        return {k: without_times(v) for k, v in value.items() if not any(word in k for word in odd)}
+        return {
+            k: without_times(v)
+            for k, v in value.items()
+            if not any(word in k for word in odd)
+        }
     return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
@@ -147,7 +168,16 @@ class Server:
         if self._process is not None and self._process.poll() is None:
             return
         database = f"sqlite:///{self._folder}/mlflow.db"
-        command = [sys.executable, "-m", "mlflow", "server", "--port", str(self._port), "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--port",
+            str(self._port),
+            "--workers",
+            "1",
+        ]
         environment = os.environ | {
             MARK: self.mark, "MLFLOW_BACKEND_STORE_URI": database, "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_ARTIFACTS_DESTINATION": (self._folder / "artifacts").as_uri(),
@@ -229,7 +259,9 @@ def main() -> None:
             if run.wait() == 0:
                 break
         sync = [sys.executable, "-m", "ablate", "sync", "killed", "--storage", "runs"]
-        subprocess.run([*sync, "--tracking-uri", server.uri], cwd=study.folder, check=True)
+        subprocess.run(
+            [*sync, "--tracking-uri", server.uri], cwd=study.folder, check=True
+        )
         in_mlflow = points_in_mlflow(server.uri, "killed")
         runs = [study.store.run(run_id) for run_id in study.runs()]
         line = {
@@ -238,7 +270,8 @@ def main() -> None:
             "runs_failed": failed,
             "states": dict(study.states()),
             "runs_not_bit_identical": sum(
-                study.outcomes()[run_id] != outcome for run_id, outcome in whole.outcomes().items()
+                study.outcomes()[run_id] != outcome
+                for run_id, outcome in whole.outcomes().items()
             ),
             "report_differs": study.numbers() != whole.numbers(),
             "runs_with_points_lost_or_doubled_in_mlflow": sum(

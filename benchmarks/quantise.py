@@ -47,7 +47,9 @@ def torchao_peer(x: torch.Tensor) -> Callable[[], object] | None:
         from torchao.prototype.mx_formats.mx_tensor import MXTensor
     except ImportError:
         return None
-    return lambda: MXTensor.to_mx(x, torch.float4_e2m1fn_x2, 32).dequantize(torch.bfloat16)
+    return lambda: MXTensor.to_mx(x, torch.float4_e2m1fn_x2, 32).dequantize(
+        torch.bfloat16
+    )
 
 
 def microxcaling_peer(x: torch.Tensor) -> Callable[[], object] | None:
@@ -63,7 +65,9 @@ def microxcaling_peer(x: torch.Tensor) -> Callable[[], object] | None:
 def main() -> None:
     args = options(__doc__, size=4096, threads=1, repeats=5)
     machine = prepare(args.threads)
-    x = torch.randn(args.size, args.size, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    x = torch.randn(
+        args.size, args.size, generator=torch.Generator().manual_seed(0)
+    ).to(torch.bfloat16)
     backend = load_backend("emulated")
     work: dict[str, Callable[[], object]] = {"clone": x.clone}
     for name, policy in POLICIES.items():

@@ -26,7 +26,11 @@ _GEMMS = {
 def _forward(run: dict[str, Any]) -> str | None:
     if run["fscale_override"] != 1:
         return None
-    words = ("16x16" if run["fsquare"] else "1x16", "4/6" * run["ffour_over_six"], _hadamard(run))
+    words = (
+        "16x16" if run["fsquare"] else "1x16",
+        "4/6" * run["ffour_over_six"],
+        _hadamard(run),
+    )
     return " ".join(("Fprop", *filter(None, words)))
 
 
@@ -50,7 +54,9 @@ _ARMS = {
     "nvidia": lambda run: _four_six("NVIDIA", run),
     "tetrajetv2": lambda _run: "TetraJet-v2",
     "quartetv2": lambda run: (
-        None if run["sdelayed_amax"] else _four_six(f"Quartet II H{run['shadamard_dim']}", run)
+        None
+        if run["sdelayed_amax"]
+        else _four_six(f"Quartet II H{run['shadamard_dim']}", run)
     ),
 }
 
@@ -59,10 +65,16 @@ if __name__ == "__main__":
     losses: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for group, arm_of in _ARMS.items():
         for run in groups[group]:
-            if (arm := arm_of(run)) is not None:  # six settings were run twice, from the same seed
+            if (
+                arm := arm_of(run)
+            ) is not None:  # six settings were run twice, from the same seed
                 losses[arm].setdefault((run["N"], run["D"]), run["final_loss"])
     bf16 = losses.pop("bf16")
     for arm, own in losses.items():
-        gaps = [loss - bf16[setting] for setting, loss in own.items() if setting in bf16]
+        gaps = [
+            loss - bf16[setting] for setting, loss in own.items() if setting in bf16
+        ]
         found = mean_interval(gaps)
-        print(f"{arm}: {found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}] nats, {len(gaps)} settings")
+        print(
+            f"{arm}: {found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}] nats, {len(gaps)} settings"
+        )

@@ -25,7 +25,13 @@ SIZES = {
     "quickstart: 6 arms x 2 seeds, 25 evaluations": (6, 2, 25, 10),
     "large: 10 arms x 10 seeds, 500 evaluations": (10, 10, 500, 4),
     "thousand: 20 arms x 50 seeds, 1000 evaluations": (20, 50, 1000, 1),
-    "huge: 200 arms x 100 seeds, of which 25 have ended, 50 evaluations": (200, 100, 50, 4, 25),
+    "huge: 200 arms x 100 seeds, of which 25 have ended, 50 evaluations": (
+        200,
+        100,
+        50,
+        4,
+        25,
+    ),
 }
 
 
@@ -43,16 +49,40 @@ def write_study(
             runs.append({"id": run.run_id, "seed": seed})
             if ended is not None and seed >= ended:
                 continue
-            run.create({"training": {"tokens": evals * 1000, "schedule": "constant"}, "recipe": {}})
+            run.create(
+                {
+                    "training": {"tokens": evals * 1000, "schedule": "constant"},
+                    "recipe": {},
+                }
+            )
             pace = math.exp(draw.gauss(0, 0.02)) / (1 + 0.03 * arm)
             lines = []
             for step in range(1, evals * rows + 1):
                 tokens = step * 1000 // rows
-                loss = 1.3 + 4 * (1 + tokens * pace / (20 * evals)) ** -0.45 + draw.gauss(0, 0.001)
-                row = {"kind": "train", "tokens": tokens, "step": step, "time_unix": 1.7e9, "loss": loss}
-                lines.append(row | {"lr": 0.004, "grad_norm": 1.0, "tokens_per_sec": 3e4})
+                loss = (
+                    1.3
+                    + 4 * (1 + tokens * pace / (20 * evals)) ** -0.45
+                    + draw.gauss(0, 0.001)
+                )
+                row = {
+                    "kind": "train",
+                    "tokens": tokens,
+                    "step": step,
+                    "time_unix": 1.7e9,
+                    "loss": loss,
+                }
+                lines.append(
+                    row | {"lr": 0.004, "grad_norm": 1.0, "tokens_per_sec": 3e4}
+                )
                 if step % rows == 0:
-                    lines.append({"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss})
+                    lines.append(
+                        {
+                            "kind": "eval",
+                            "tokens": tokens,
+                            "step": step,
+                            "val_loss": loss,
+                        }
+                    )
             text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
             run.metrics_path.write_text(text + "\n")
             write_record(run.environment_path, {"backend_mode": "emulated"})
@@ -61,7 +91,13 @@ def write_study(
     target = {"kind": "val_loss", "value": 2.1, "crossing": "confirmed"}
     store.write_plan(
         plan_from_json(
-            {"format": 1, "study": "bench", "baseline": "arm 0", "target": target, "arms": plan_arms}
+            {
+                "format": 1,
+                "study": "bench",
+                "baseline": "arm 0",
+                "target": target,
+                "arms": plan_arms,
+            }
         )
     )
     return store
@@ -78,7 +114,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             store = write_study(Path(folder), *size)
             repeats = 3 if size[0] * size[1] <= 100 else 1
-            status, _ = timed(partial(read_progress, store, store.plan(), examines_files=True))
+            status, _ = timed(
+                partial(read_progress, store, store.plan(), examines_files=True)
+            )
             whole = min(timed(write_report, store)[0] for _ in range(repeats))
             load, frames = timed(load_frames, store)
             numbers, _ = timed(analyse, frames)

@@ -56,12 +56,18 @@ def truth(cell: dict[str, str]) -> tuple[float, float]:
     ease = EASE[cell["stabiliser"]]
     if gemms == ["F"] and cell["stabiliser"] == "sr":
         ease *= 1.6  # stochastic rounding does not help the forward pass
-    loss = 2.0 + harm * ease * OF_RULE[cell["scale rule"]] * OF_LAYERS[cell["kept high"]]
-    gained = len(gemms) * (GAIN - OVERHEAD[cell["stabiliser"]]) * SLOWER[cell["kept high"]]
+    loss = (
+        2.0 + harm * ease * OF_RULE[cell["scale rule"]] * OF_LAYERS[cell["kept high"]]
+    )
+    gained = (
+        len(gemms) * (GAIN - OVERHEAD[cell["stabiliser"]]) * SLOWER[cell["kept high"]]
+    )
     return loss, 1.0 - gained
 
 
-def hypervolume(points: list[tuple[float, float]], reference: tuple[float, float]) -> float:
+def hypervolume(
+    points: list[tuple[float, float]], reference: tuple[float, float]
+) -> float:
     """Return the area that points dominate, up to a reference that they all dominate."""
     area, ceiling = 0.0, reference[1]
     for x, y in sorted(points):
@@ -115,7 +121,8 @@ def true_front(values: dict[str, tuple[float, float]]) -> set[str]:
         name
         for name, (loss, seconds) in values.items()
         if not any(
-            other != (loss, seconds) and other[0] <= loss and other[1] <= seconds for other in values.values()
+            other != (loss, seconds) and other[0] <= loss and other[1] <= seconds
+            for other in values.values()
         )
     }
 
@@ -124,17 +131,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--trials", type=int, nargs="+", default=[20, 40, 60, 80])
-    parser.add_argument("--noise", type=float, default=0.002, help="standard deviation in nats per token")
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=0.002,
+        help="standard deviation in nats per token",
+    )
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     values = {name: truth(cells[0]) for name, cells in recipes().items()}
     size = len(true_front(values))
-    print(f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token")
+    print(
+        f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token"
+    )
     print("| trials | sampler | whole front found | share of the front | hypervolume |")
     print("|---:|---|---:|---:|---:|")
     for trials in given.trials:
         for sampler in ("tpe", "random"):
-            found = [repeat(sampler, trials, given.noise, number) for number in range(given.repeats)]
+            found = [
+                repeat(sampler, trials, given.noise, number)
+                for number in range(given.repeats)
+            ]
             whole = sum(count == size for count, _ in found)
             part = sum(count for count, _ in found) / len(found) / size
             area = sum(ratio for _, ratio in found) / len(found)

@@ -22,7 +22,14 @@ import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
-from ablate.results.intervals import Method, contrasts, difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import (
+    Method,
+    contrasts,
+    difference,
+    exponential,
+    mean_estimate,
+    t_interval,
+)
 from ablate.results.stop_rule import level_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Settled, StopRule
@@ -62,7 +69,11 @@ def tally(intervals: Iterable[Interval | Cost], truth: float) -> Tally:
 
 
 def token_cost(
-    arm: Sequence[Outcome], base: Sequence[Outcome], *, moderated: bool = True, **more: Any
+    arm: Sequence[Outcome],
+    base: Sequence[Outcome],
+    *,
+    moderated: bool = True,
+    **more: Any,
 ) -> Cost:
     """Compute the report's token cost of a study of two arms."""
     return token_costs({"arm": (arm, base)}, Method(moderated=moderated, **more))["arm"]
@@ -86,7 +97,11 @@ def studies(
     def run(number: int, cost: float, budget: float) -> Outcome:
         tokens = np.arange(EVERY, budget * TOKENS_TO_TARGET, EVERY)
         pace = np.exp(rng.normal(0, SEED_NOISE)) / (1 + cost)
-        loss = 1.5 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, EVAL_NOISE, len(tokens))
+        loss = (
+            1.5
+            + 4.0 * (1 + tokens * pace / 20_000) ** -0.45
+            + rng.normal(0, EVAL_NOISE, len(tokens))
+        )
         return outcome(seed=number, state="finished", tokens=tokens, loss=loss, target=TARGET, rule=rule,
                        budget_tokens=float(tokens[-1]))  # fmt: skip
 
@@ -96,7 +111,13 @@ def studies(
 
 
 def by_report(
-    cost: float, n: int, repeats: int, *, rule: Rule = "confirmed", seed: int = 0, moderated: bool = True
+    cost: float,
+    n: int,
+    repeats: int,
+    *,
+    rule: Rule = "confirmed",
+    seed: int = 0,
+    moderated: bool = True,
 ) -> Tally:
     """Judge the report's token cost."""
     found = [
@@ -127,11 +148,16 @@ def by_budget(
     return tally(found, cost), len(found) / repeats, near / len(found)
 
 
-def by_speed_up(cost: float, n: int, repeats: int, *, noise: float = REPEAT_NOISE, seed: int = 0) -> Tally:
+def by_speed_up(
+    cost: float, n: int, repeats: int, *, noise: float = REPEAT_NOISE, seed: int = 0
+) -> Tally:
     """Judge the report's end-to-end speed-up, minus one, of an arm that was timed alone."""
     found = []
     for rng, arm, base in studies(cost, n, repeats, seed=seed):
-        rates = (list(ratio * np.exp(rng.normal(0, noise, REPEATS))) for ratio in (THROUGHPUT, 1.0))
+        rates = (
+            list(ratio * np.exp(rng.normal(0, noise, REPEATS)))
+            for ratio in (THROUGHPUT, 1.0)
+        )
         speed = alone_speed(*rates, cost=token_cost(arm, base), tokens=None).end_to_end
         found.append(speed.each(lambda value: value - 1))
     return tally(found, THROUGHPUT / (1 + cost) - 1)
@@ -155,14 +181,27 @@ def own_runs(
     of_seed = rng.normal(0, OF_SEED, n)
     found = []
     for arm in range(arms + 1):
-        spread = OF_PAIR / 2**0.5 * np.exp(rng.normal(0, unalike)) * (odd if arm == 0 else 1.0)
+        spread = (
+            OF_PAIR
+            / 2**0.5
+            * np.exp(rng.normal(0, unalike))
+            * (odd if arm == 0 else 1.0)
+        )
         shared = of_seed if paired else rng.normal(0, OF_SEED, n)
-        found.append(shared + rng.normal(0, spread, n) + (np.log1p(cost) if arm < arms else 0.0))
+        found.append(
+            shared + rng.normal(0, spread, n) + (np.log1p(cost) if arm < arms else 0.0)
+        )
     return found[:-1], odd_base * found[-1]
 
 
 def by_arms(
-    n: int, repeats: int, *, paired: bool = True, moderated: bool = True, seed: int = 0, **runs: Any
+    n: int,
+    repeats: int,
+    *,
+    paired: bool = True,
+    moderated: bool = True,
+    seed: int = 0,
+    **runs: Any,
 ) -> tuple[float, float, float, float]:
     """Judge the intervals of log T of several arms.
 
@@ -173,15 +212,26 @@ def by_arms(
     ends = []
     for _ in range(repeats):
         own, base = own_runs(rng, n, paired=paired, **runs)
-        sides = {arm: (list(enumerate(values)), list(enumerate(base))) for arm, values in enumerate(own)}
+        sides = {
+            arm: (list(enumerate(values)), list(enumerate(base)))
+            for arm, values in enumerate(own)
+        }
         found = contrasts(sides, Method(paired=paired, moderated=moderated)).values()
         ends.append(
-            [(interval.low, interval.high) for interval in (t_interval(one.estimate) for one in found)]
+            [
+                (interval.low, interval.high)
+                for interval in (t_interval(one.estimate) for one in found)
+            ]
         )
     low, high = np.array(ends).transpose(2, 0, 1)
     held = (low <= 0) & (high >= 0)
     # An effect of so much would have put the lower end at zero.
-    return held.mean(), (high - low).mean(), held[:, 0].mean(), np.expm1(np.quantile(-low, 0.8))
+    return (
+        held.mean(),
+        (high - low).mean(),
+        held[:, 0].mean(),
+        np.expm1(np.quantile(-low, 0.8)),
+    )
 
 
 def by_settled(
@@ -203,8 +253,12 @@ def by_settled(
         own, base = own_runs(rng, most, cost=cost, arms=arms, paired=paired)
         runs = {arm: hits(values) for arm, values in enumerate(own)}
         for n in looks:
-            sides = {arm: (outcomes[:n], hits(base)[:n]) for arm, outcomes in runs.items()}
-            costs = token_costs(sides, Method(paired=paired, alpha=alpha, moderated=moderated))
+            sides = {
+                arm: (outcomes[:n], hits(base)[:n]) for arm, outcomes in runs.items()
+            }
+            costs = token_costs(
+                sides, Method(paired=paired, alpha=alpha, moderated=moderated)
+            )
             for arm, found in costs.items():
                 if is_settled(found) or n == most:
                     held.append(found.low <= cost <= found.high)
@@ -243,7 +297,9 @@ def by_estimator(
         run = outcome(seed=0, state="finished", tokens=tokens, loss=loss, target=TARGET, rule="confirmed",
                       budget_tokens=float(tokens[-1]), fit=LocalFit(tokens, loss, [(0, np.inf)]))  # fmt: skip
         if run.fitted is not None:
-            found.append(np.log([run.fitted, run.interpolated]) - np.log(TOKENS_TO_TARGET))
+            found.append(
+                np.log([run.fitted, run.interpolated]) - np.log(TOKENS_TO_TARGET)
+            )
     return np.array(found)
 
 
@@ -256,18 +312,28 @@ def by_naive_looks(cost: float, n: int, repeats: int, *, seed: int = 0) -> Tally
     return tally(found, cost)
 
 
-def by_hits_only(cost: float, n: int, repeats: int, *, budget: float, seed: int = 0) -> tuple[Tally, float]:
+def by_hits_only(
+    cost: float, n: int, repeats: int, *, budget: float, seed: int = 0
+) -> tuple[Tally, float]:
     """Judge the mean over the runs that reached the target, as if there were no others; and their share."""
     found, censored = [], 0
     for _, *sides in studies(cost, n, repeats, budgets=(budget, 1.6), seed=seed):
-        logs = [[np.log(run.high) for run in runs if run.end == "hit"] for runs in sides]
+        logs = [
+            [np.log(run.high) for run in runs if run.end == "hit"] for runs in sides
+        ]
         censored += n - len(logs[0])
         if len(logs[0]) > 1:
-            found.append(exponential(t_interval(difference(*map(mean_estimate, logs))), minus=1.0))
+            found.append(
+                exponential(
+                    t_interval(difference(*map(mean_estimate, logs))), minus=1.0
+                )
+            )
     return tally(found, cost), censored / (n * repeats)
 
 
-def by_single_runs(cost: float, repeats: int, *, rule: Rule, seed: int = 0) -> np.ndarray:
+def by_single_runs(
+    cost: float, repeats: int, *, rule: Rule, seed: int = 0
+) -> np.ndarray:
     """Return the estimates of one run an arm, for there is no interval."""
     pairs = studies(cost, 1, repeats, rule=rule, seed=seed)
     return np.array([arm.high / base.high - 1 for _, (arm,), (base,) in pairs])
@@ -297,14 +363,27 @@ def main(repeats: int) -> None:
         say(by_budget, 0.08, n, repeats, budget=budget)
     for rule in ("confirmed", "first_eval"):
         found = by_single_runs(0.08, repeats, rule=rule) - 0.08
-        print("by_single_runs", rule, np.mean(np.abs(found) > 0.04), found.mean(), found.std())
+        print(
+            "by_single_runs",
+            rule,
+            np.mean(np.abs(found) > 0.04),
+            found.mean(),
+            found.std(),
+        )
     for runs, n, moderated in product(OF_OWN_RUNS, (2, 3, 4, 5, 8), (True, False)):
         say(by_arms, n, repeats, moderated=moderated, **runs)
-    for more, cost in product(({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)):
+    for more, cost in product(
+        ({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)
+    ):
         say(by_settled, cost, repeats // 4, **more)
     for more in ({}, {"every": 0.02}, {"every": 0.25}, {"kink": 1.2}):
         found = by_estimator(repeats // 2, **more)
-        print("by_estimator: bias and s.d. of fit and crossing", more, found.mean(axis=0), found.std(axis=0))
+        print(
+            "by_estimator: bias and s.d. of fit and crossing",
+            more,
+            found.mean(axis=0),
+            found.std(axis=0),
+        )
 
 
 if __name__ == "__main__":

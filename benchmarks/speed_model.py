@@ -25,7 +25,14 @@ from ablate.modelled.speed import (
     speed_up,
     token_time,
 )
-from ablate.recipes import PRESETS, GemmPolicy, LayerRecipe, LayerRule, OperandPolicy, Recipe
+from ablate.recipes import (
+    PRESETS,
+    GemmPolicy,
+    LayerRecipe,
+    LayerRule,
+    OperandPolicy,
+    Recipe,
+)
 from ablate.reports.read.mllog import read_mllog
 from ablate.run.config import ModelConfig
 
@@ -54,7 +61,11 @@ KERNELS: tuple[tuple[str, str, float], ...] = (
     ("GEMMs in FP8", "gemm8", _of_arithmetic(6.812, 4500)),
     ("GEMMs in MXFP8", "gemm8", _of_arithmetic(7.161, 4500)),
     ("GEMMs in NVFP4", "gemm4", _of_arithmetic(3.764, 13_500)),
-    ("quantising to FP8, current scales", "memory", _of_memory(9.147, 6.812, 2 * 2 + 1)),
+    (
+        "quantising to FP8, current scales",
+        "memory",
+        _of_memory(9.147, 6.812, 2 * 2 + 1),
+    ),
     ("quantising to FP8, delayed scales", "memory", _of_memory(7.802, 6.812, 2 + 1)),
     ("quantising to MXFP8", "memory", _of_memory(8.984, 7.161, 2 + 1 + 1 / 32)),
     ("quantising to NVFP4", "memory", _of_memory(6.453, 3.764, 2 * 2 + 0.5 + 1 / 16)),
@@ -86,7 +97,9 @@ class SpeedUp:
     @property
     def modelled(self) -> ModelledFigure:
         """The modelled speed-up."""
-        slow, fast = (token_time(self.work, one, self.hardware) for one in (self.slow, self.fast))
+        slow, fast = (
+            token_time(self.work, one, self.hardware) for one in (self.slow, self.fast)
+        )
         return speed_up(slow.by_kernel(*self.parts), fast.by_kernel(*self.parts))
 
     @property
@@ -126,11 +139,18 @@ class TimedStep:
 
 FP8 = PRESETS["te-hybrid-fp8"].recipe
 NVFP4 = replace(PRESETS["nvidia-nvfp4"].recipe, rules=())  # here no block is in bf16
-LOW_POWER = "its power limit, 1,000 W where MI355X has 1,400 W, stands in no published peak"
+LOW_POWER = (
+    "its power limit, 1,000 W where MI355X has 1,400 W, stands in no published peak"
+)
 
 
 def _mlperf(
-    hardware: str, logs: str, recipe: Recipe, batch: int, tokens_per_sec: float, why: str = ""
+    hardware: str,
+    logs: str,
+    recipe: Recipe,
+    batch: int,
+    tokens_per_sec: float,
+    why: str = "",
 ) -> TimedStep:
     eight = recipe is NVFP4
     return TimedStep(
@@ -170,22 +190,39 @@ def kernel_spread() -> float:
     return math.sqrt(sum(squares) / (len(squares) - 2))
 
 
-_MXFP8_GEMM = GemmPolicy(left=OperandPolicy(format="mxfp8"), right=OperandPolicy(format="mxfp8"))
+_MXFP8_GEMM = GemmPolicy(
+    left=OperandPolicy(format="mxfp8"), right=OperandPolicy(format="mxfp8")
+)
 _MXFP8 = Recipe(fprop=_MXFP8_GEMM, dgrad=_MXFP8_GEMM, wgrad=_MXFP8_GEMM)
 _MXFP4 = PRESETS["amd-fdw-dht16"].recipe
 _NAMES = {FP8: "FP8", _MXFP8: "MXFP8", NVFP4: "NVFP4"}
-_LLAMA_70B = ModelConfig(width=8192, layers=80, heads=64, kv_heads=8, ffn=28_672, tied_head=False)
+_LLAMA_70B = ModelConfig(
+    width=8192, layers=80, heads=64, kv_heads=8, ffn=28_672, tied_head=False
+)
 _LLAMA_70B_BLOCK = Workload(
-    model=replace(_LLAMA_70B, layers=1), vocab_size=1, seq_len=4096, tokens_per_step=4 * 4096
+    model=replace(_LLAMA_70B, layers=1),
+    vocab_size=1,
+    seq_len=4096,
+    tokens_per_step=4 * 4096,
 )
 """One decoder block of Llama 2 70B with a negligible head: the shapes of the estimate by Tseng et al."""
-_LLAMA_405B = ModelConfig(width=16_384, layers=126, heads=128, kv_heads=8, ffn=53_248, tied_head=False)
+_LLAMA_405B = ModelConfig(
+    width=16_384, layers=126, heads=128, kv_heads=8, ffn=53_248, tied_head=False
+)
 _DEEPSEEK_16B = ModelConfig(
-    width=2048, layers=27, heads=16, ffn=1408, experts=66, experts_per_token=8, tied_head=False
+    width=2048,
+    layers=27,
+    heads=16,
+    ffn=1408,
+    experts=66,
+    experts_per_token=8,
+    tied_head=False,
 )
 
 
-def _llama(batch: int, *, model: ModelConfig | None = None, devices: int = 8) -> Workload:
+def _llama(
+    batch: int, *, model: ModelConfig | None = None, devices: int = 8
+) -> Workload:
     """Return Llama 3 with a global batch of so many sequences of 8,192 tokens."""
     return replace(
         LLAMA_8B,
@@ -195,7 +232,9 @@ def _llama(batch: int, *, model: ModelConfig | None = None, devices: int = 8) ->
     )
 
 
-def _nemo(hardware: str, recipe: Recipe, tokens_per_sec: float, why: str = "") -> TimedStep:
+def _nemo(
+    hardware: str, recipe: Recipe, tokens_per_sec: float, why: str = ""
+) -> TimedStep:
     return TimedStep(
         what=f"Llama 3 8B, {_NAMES[recipe]}, batch 128",
         source="Megatron-Bridge, performance summary, 25.11 container",
@@ -249,9 +288,17 @@ _ATTENTION_MXFP8 = LayerRule(
 
 
 def _bridge(
-    hardware: str, size: str, fast: Recipe, slow: Recipe, rates: tuple[float, float], split: str
+    hardware: str,
+    size: str,
+    fast: Recipe,
+    slow: Recipe,
+    rates: tuple[float, float],
+    split: str,
 ) -> SpeedUp:
-    model, batch, devices = {"70B": (_LLAMA_70B, 256, 64), "405B": (_LLAMA_405B, 1536, 256)}[size]
+    model, batch, devices = {
+        "70B": (_LLAMA_70B, 256, 64),
+        "405B": (_LLAMA_405B, 1536, 256),
+    }[size]
     return SpeedUp(
         what=f"Llama 3 {size}, {_NAMES[fast]} over {_NAMES[slow]}, {devices} devices ({split})",
         source=_BRIDGE.format("26.04.01" if size == "70B" else "26.06"),
@@ -313,7 +360,11 @@ SPEED_UPS: tuple[SpeedUp, ...] = (
         published=1.154,
         hardware="GB300",
         work=Workload(
-            model=_DEEPSEEK_16B, vocab_size=102_400, seq_len=4096, tokens_per_step=8 * 4 * 4096, devices=8
+            model=_DEEPSEEK_16B,
+            vocab_size=102_400,
+            seq_len=4096,
+            tokens_per_step=8 * 4 * 4096,
+            devices=8,
         ),
         slow=Recipe(),
         fast=replace(NVFP4, rules=(_ATTENTION_MXFP8,)),
@@ -325,7 +376,9 @@ SPEED_UPS: tuple[SpeedUp, ...] = (
         published=31.968 / 16.785,
         hardware="H200",
         work=Workload(
-            model=ModelConfig(architecture="gpt", width=_WIDTH, layers=1, heads=32, ffn=4 * _WIDTH),
+            model=ModelConfig(
+                architecture="gpt", width=_WIDTH, layers=1, heads=32, ffn=4 * _WIDTH
+            ),
             vocab_size=1,
             seq_len=512,
             tokens_per_step=_TOKENS,
@@ -366,9 +419,18 @@ def step_rows(steps: Sequence[TimedStep]) -> Iterator[str]:
     """Yield a row for each step: tokens per second of a device, measured and modelled."""
     for step in steps:
         found = seconds_range(step.time)
-        ends = f"{1 / found.estimate:,.0f} [{1 / found.high:,.0f}, {1 / found.low:,.0f}]"
+        ends = (
+            f"{1 / found.estimate:,.0f} [{1 / found.high:,.0f}, {1 / found.low:,.0f}]"
+        )
         what = f"{step.what}, on {step.hardware}"
-        cells = (what, step.source, f"{step.tokens_per_sec:,.0f}", ends, _percent(step.deviation), step.why)
+        cells = (
+            what,
+            step.source,
+            f"{step.tokens_per_sec:,.0f}",
+            ends,
+            _percent(step.deviation),
+            step.why,
+        )
         yield _row(cells)
 
 
@@ -400,7 +462,11 @@ def speed_up_rows() -> Iterator[str]:
 def logged(folder: Path) -> float:
     """Return tokens per second of one of eight devices: the median of the logs' medians."""
     runs = (read_mllog(path, []) for path in sorted(folder.glob("result_*.txt")))
-    return median(median(rate for _, rate in run.throughput) / 8 for run in runs if run is not None)
+    return median(
+        median(rate for _, rate in run.throughput) / 8
+        for run in runs
+        if run is not None
+    )
 
 
 HEAD = "| what | source | measured | modelled | deviation | why it is so far off |\n|---|---|---|---|---|---|"
@@ -416,7 +482,9 @@ def main() -> None:
     print("| kernel | rate | share |\n|---|---|---|")
     for what, rate, share in KERNELS:
         print(_row((what, rate, f"{share:.2f}")))
-    print(f"\nSpread of a kind of kernel: {kernel_spread():.3f}. Tokens/s of a device, calibrated:\n")
+    print(
+        f"\nSpread of a kind of kernel: {kernel_spread():.3f}. Tokens/s of a device, calibrated:\n"
+    )
     print(HEAD)
     print(*step_rows(CALIBRATION), *pair_rows(CALIBRATION), sep="\n")
     print(f"\nHeld out:\n\n{HEAD}")

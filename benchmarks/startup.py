@@ -25,7 +25,9 @@ COMMANDS = {
 
 def _environment(folder: str) -> dict[str, str]:
     environment = {**os.environ, "ABLATE_STORAGE": folder}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its byte code
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # an installed package has its byte code
     return environment
 
 
@@ -55,7 +57,9 @@ def main() -> int:
     for name, values in times.items():
         over = statistics.median(values) - bare
         slowest = max(slowest, over)
-        print(f"{name:<30} {statistics.median(values):.3f} s  (+{over:.3f} s, best {min(values):.3f} s)")
+        print(
+            f"{name:<30} {statistics.median(values):.3f} s  (+{over:.3f} s, best {min(values):.3f} s)"
+        )
     print(f"slowest +{slowest:.3f} s over bare Python, target +{TARGET_SEC} s")
     return int(slowest > TARGET_SEC)
 

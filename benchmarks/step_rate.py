@@ -21,13 +21,18 @@ from ablate.train.step import assemble
 
 
 def main() -> None:
-    args = options(__doc__, width=512, layers=4, seq_len=128, batch_size=16, threads=1, repeats=7)
+    args = options(
+        __doc__, width=512, layers=4, seq_len=128, batch_size=16, threads=1, repeats=7
+    )
     machine = prepare(args.threads)
     sizes = {"seq_len": args.seq_len, "batch_size": args.batch_size}
     run = small_run(args.width, args.layers, resolve(RecipeSpec()), **sizes)
     trainee, tokens = assemble(run, "cpu"), args.batch_size * args.seq_len
     pairs = [
-        tuple(torch.randn(rows, layer.inputs, dtype=torch.bfloat16) for rows in (tokens, layer.outputs))
+        tuple(
+            torch.randn(rows, layer.inputs, dtype=torch.bfloat16)
+            for rows in (tokens, layer.outputs)
+        )
         for layer in block_layers(run.model)
     ]
     fp32_pairs = [(x.float(), w.float()) for x, w in pairs]
@@ -41,11 +46,15 @@ def main() -> None:
     operations = sum(2 * x.shape[0] * w.numel() for x, w in pairs)
     size = model_size(run.model, vocab_size=run.vocab_size, seq_len=args.seq_len)
     step_rate = tokens * size.flops_per_token / seconds["step"]
-    print(f"width {args.width}, {args.layers} layers, {tokens} tokens a step; {machine}")
+    print(
+        f"width {args.width}, {args.layers} layers, {tokens} tokens a step; {machine}"
+    )
     print(f"bf16 step      {step_rate / 1e9:6.1f} GFLOP/s")
     for dtype in ("bf16", "fp32"):
         rate = operations / seconds[dtype]
-        print(f"{dtype} products  {rate / 1e9:6.1f} GFLOP/s: a step costs {rate / step_rate:.2f} x its own")
+        print(
+            f"{dtype} products  {rate / 1e9:6.1f} GFLOP/s: a step costs {rate / step_rate:.2f} x its own"
+        )
 
 
 if __name__ == "__main__":

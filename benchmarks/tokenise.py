@@ -31,7 +31,11 @@ def read_texts(paths: list[Path]) -> list[str]:
 
     if not paths:
         return [Path(file.path).read_text(errors="replace") for file in stdlib_files()]
-    lines = [line for path in paths for line in gzip.decompress(path.read_bytes()).splitlines()]
+    lines = [
+        line
+        for path in paths
+        for line in gzip.decompress(path.read_bytes()).splitlines()
+    ]
     return [json.loads(line)["text"] for line in lines]
 
 
@@ -40,8 +44,12 @@ def write_shards(texts: list[str], folder: Path, shards: int) -> None:
     order = list(range(held_back, len(texts)))
     for number in range(shards):
         random.Random(number).shuffle(order)
-        lines = "".join(json.dumps({"text": f"{number}. {texts[at]}"}) + "\n" for at in order)
-        (folder / f"train.{number:05}-of-{shards:05}.json.gz").write_bytes(gzip.compress(lines.encode(), 6))
+        lines = "".join(
+            json.dumps({"text": f"{number}. {texts[at]}"}) + "\n" for at in order
+        )
+        (folder / f"train.{number:05}-of-{shards:05}.json.gz").write_bytes(
+            gzip.compress(lines.encode(), 6)
+        )
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[:held_back])
     (folder / "validation.json.gz").write_bytes(gzip.compress(lines.encode()))
 
@@ -63,7 +71,9 @@ def stages(folder: Path, tokenizer: Path) -> None:
         "decompress and parse": lambda: read("train.00000*"),
         "hash documents": lambda: Documents(texts),
         "find copies and near copies": lambda: side.leave_out(texts),
-        f"tokenise, threads: {os.environ['RAYON_NUM_THREADS']}": lambda: opened.encode(texts),
+        f"tokenise, threads: {os.environ['RAYON_NUM_THREADS']}": lambda: opened.encode(
+            texts
+        ),
     }
     for what, call in work.items():
         seconds = []
@@ -92,11 +102,18 @@ def main() -> None:
         folder = Path(scratch)
         texts = read_texts(options.text)
         write_shards(texts, folder, options.shards)
-        train_bpe((text.encode("utf-8", "replace") for text in texts), 16_384).save(folder)
+        train_bpe((text.encode("utf-8", "replace") for text in texts), 16_384).save(
+            folder
+        )
         stages(folder, folder / "tokenizer.json")
         data = DataConfig(
             source="jsonl",
-            paths=[str(folder / f"train.{{00000..{options.shards - 1:05}}}-of-{options.shards:05}.json.gz")],
+            paths=[
+                str(
+                    folder
+                    / f"train.{{00000..{options.shards - 1:05}}}-of-{options.shards:05}.json.gz"
+                )
+            ],
             validation_paths=[str(folder / "validation.json.gz")],
             tokenizer="hf",
             tokenizer_path=str(folder / "tokenizer.json"),

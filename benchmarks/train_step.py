@@ -27,19 +27,33 @@ ARMS = {
 
 
 def main() -> None:
-    args = options(__doc__, width=512, layers=2, seq_len=128, batch_size=16, threads=1, repeats=7)
+    args = options(
+        __doc__, width=512, layers=2, seq_len=128, batch_size=16, threads=1, repeats=7
+    )
     machine = prepare(args.threads)
     sizes = {"seq_len": args.seq_len, "batch_size": args.batch_size}
     steps = {
-        name: partial(step, assemble(small_run(args.width, args.layers, resolve(recipe), **sizes), "cpu"))
+        name: partial(
+            step,
+            assemble(
+                small_run(args.width, args.layers, resolve(recipe), **sizes), "cpu"
+            ),
+        )
         for name, recipe in ARMS.items()
     }
-    medians = {name: statistics.median(taken) for name, taken in in_turns(steps, args.repeats).items()}
+    medians = {
+        name: statistics.median(taken)
+        for name, taken in in_turns(steps, args.repeats).items()
+    }
     tokens = args.batch_size * args.seq_len
-    print(f"width {args.width}, {args.layers} layers, {tokens} tokens a step; {machine}")
+    print(
+        f"width {args.width}, {args.layers} layers, {tokens} tokens a step; {machine}"
+    )
     for name, median in medians.items():
         over = median / medians["bf16"]
-        print(f"{name:<12} {median * 1e3:8.1f} ms  {tokens / median:8.0f} tokens/s  {over:5.2f} x bf16")
+        print(
+            f"{name:<12} {median * 1e3:8.1f} ms  {tokens / median:8.0f} tokens/s  {over:5.2f} x bf16"
+        )
 
 
 if __name__ == "__main__":

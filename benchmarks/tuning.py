@@ -61,7 +61,9 @@ def train(arm: Arm, rate: float, seed: str, budget: int) -> dict[int, float]:
     octaves = math.log2(rate / arm.best_rate)
     pace = math.exp(draw.gauss(0, SEED_NOISE) - FALL * octaves**2) / (1 + arm.cost)
     return {
-        tokens: 1.3 + 4 * (1 + tokens * pace / 20_000) ** -0.45 + draw.gauss(0, EVAL_NOISE)
+        tokens: 1.3
+        + 4 * (1 + tokens * pace / 20_000) ** -0.45
+        + draw.gauss(0, EVAL_NOISE)
         for tokens in range(EVERY, budget + 1, EVERY)
     }
 
@@ -87,7 +89,9 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
         for one in asked:
             curve: dict[int, float] = {}
             rate = one.trial.params["learning_rate"]
-            for tokens, loss in train(by_name[one.group.name], rate, f"trial {repeat}", TRIAL).items():
+            for tokens, loss in train(
+                by_name[one.group.name], rate, f"trial {repeat}", TRIAL
+            ).items():
                 curve[tokens] = loss
                 if one.hopeless_at(curve) is not None:
                     break
@@ -124,12 +128,18 @@ def compare(arm: Arm, rates: dict[str, float], seeds: int, repeat: int) -> Cost:
             )
         return ends
 
-    return token_costs({"": (outcomes(arm), outcomes(BASELINE))}, Method(moderated=False))[""]
+    return token_costs(
+        {"": (outcomes(arm), outcomes(BASELINE))}, Method(moderated=False)
+    )[""]
 
 
 def holds(cost: Cost, truth: float) -> bool:
     """Tell whether an interval holds the truth."""
-    return cost.low is not None and cost.high is not None and cost.low <= truth <= cost.high
+    return (
+        cost.low is not None
+        and cost.high is not None
+        and cost.low <= truth <= cost.high
+    )
 
 
 def main() -> None:
@@ -149,14 +159,22 @@ def main() -> None:
         shared, tuned, off = [], [], []
         for repeat in range(options.repeats):
             found = tune([BASELINE, arm], options.trials, repeat)
-            off += [abs(math.log2(found[one.name] / one.best_rate)) for one in (BASELINE, arm)]
+            off += [
+                abs(math.log2(found[one.name] / one.best_rate))
+                for one in (BASELINE, arm)
+            ]
             same = dict.fromkeys(found, SHARED)
             shared.append(compare(arm, same, options.seeds, repeat))
             tuned.append(compare(arm, found, options.seeds, repeat))
         cells = [case, f"{arm.cost:+.0%}"]
         for costs in (shared, tuned):
-            mean = statistics.fmean(cost.estimate for cost in costs if cost.estimate is not None)
-            cells += [f"{mean:+.1%}", f"{sum(holds(one, arm.cost) for one in costs)} of {len(costs)}"]
+            mean = statistics.fmean(
+                cost.estimate for cost in costs if cost.estimate is not None
+            )
+            cells += [
+                f"{mean:+.1%}",
+                f"{sum(holds(one, arm.cost) for one in costs)} of {len(costs)}",
+            ]
         print(f"| {' | '.join(cells)} | {statistics.fmean(off):.2f} |")
 
 

@@ -50,8 +50,15 @@ JSON_TYPES = {
     "object": "a mapping",
 }
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINKED = PAGES | {"ablate/store/__init__.py": "files.md", "reports/pages/document.py": "report-json.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+LINKED = PAGES | {
+    "ablate/store/__init__.py": "files.md",
+    "reports/pages/document.py": "report-json.md",
+}
 SOURCES = {page: source for source, page in PAGES.items()}
 PYTHON = """
 # Python
@@ -92,17 +99,25 @@ PYTHON = """
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that no file in docs/ holds."""
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(
+                config, page, content=(REPOSITORY / source).read_text(encoding="utf-8")
+            )
+        )
     files.append(File.generated(config, "commands.md", content=_help(cli, "ablate")))
     files.append(File.generated(config, "python.md", content=PYTHON))
     for name, title, module in (
         ("files.md", "Files of the run store", store),
         ("report-json.md", "Keys of report.json", document),
     ):
-        files.append(File.generated(config, name, content=f"# {title}\n\n{module.__doc__}"))
+        files.append(
+            File.generated(config, name, content=f"# {title}\n\n{module.__doc__}")
+        )
     for record in sorted((REPOSITORY / "docs" / "devices").glob("*.json")):
         content = record_page(read_proof(record))
-        files.append(File.generated(config, f"devices/{record.stem}.md", content=content))
+        files.append(
+            File.generated(config, f"devices/{record.stem}.md", content=content)
+        )
     return files
 
 
@@ -122,7 +137,9 @@ def keys(*sections: str) -> str:
         name, _, chosen = section.partition(":")
         rows += [
             f"| `{key}` | {_meaning(field)} | {_values(field)} | {_default(field)} |"
-            for key, field in (schema["$defs"] | {"StudyFile": schema})[name]["properties"].items()
+            for key, field in (schema["$defs"] | {"StudyFile": schema})[name][
+                "properties"
+            ].items()
             if not chosen or key in chosen.split(",")
         ]
     return "\n".join(rows)
@@ -133,27 +150,44 @@ def recipes() -> str:
     rows = ["| recipe | what | operands | source | checked |", "|---|---|---|---|---|"]
     for preset in PRESETS.values():
         source = f"[{preset.source.authors}, {preset.source.date}]({preset.source.url})"
-        cells = (f"`{preset.name}`", preset.summary, describe(preset.recipe), source, preset.checked)
+        cells = (
+            f"`{preset.name}`",
+            preset.summary,
+            describe(preset.recipe),
+            source,
+            preset.checked,
+        )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def _link(page: str, files: Files, link: re.Match[str]) -> str:
     text, path, anchor = link[1], link[2], link[3] or ""
-    target = normpath(f"{dirname(SOURCES.get(page, f'docs/{page}'))}/{path}".lstrip("/"))
-    inside = files.get_file_from_path(LINKED.get(target) or target.removeprefix("docs/"))
+    target = normpath(
+        f"{dirname(SOURCES.get(page, f'docs/{page}'))}/{path}".lstrip("/")
+    )
+    inside = files.get_file_from_path(
+        LINKED.get(target) or target.removeprefix("docs/")
+    )
     if inside is None:
         return text if (REPOSITORY / target).exists() else link[0]
-    if inside.page and text == path:  # a file's name says little where there are no files
+    if (
+        inside.page and text == path
+    ):  # a file's name says little where there are no files
         text = inside.page.title
     return f"[{text}]({relpath(inside.src_uri, dirname(page) or '.')}{anchor})"
 
 
 def _help(command: click.Command, name: str, above: click.Context | None = None) -> str:
     """Return the help of a command and, below it, of the verbs under it."""
-    context = click.Context(command, above, name, max_content_width=100, terminal_width=100)
+    context = click.Context(
+        command, above, name, max_content_width=100, terminal_width=100
+    )
     path = context.command_path
-    blocks = [f"{'#' * len(path.split())} {path}", f"```text\n{command.get_help(context)}\n```"]
+    blocks = [
+        f"{'#' * len(path.split())} {path}",
+        f"```text\n{command.get_help(context)}\n```",
+    ]
     if isinstance(command, click.Group):
         for verb in command.list_commands(context):
             below = command.get_command(context, verb)
@@ -164,7 +198,11 @@ def _help(command: click.Command, name: str, above: click.Context | None = None)
 
 def _output(script: str) -> str:
     done = subprocess.run(
-        [sys.executable, script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        [sys.executable, script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
@@ -180,7 +218,11 @@ def _values(field: dict[str, Any]) -> str:
     for kind in kinds:
         if "enum" in kind:
             listed = [str(value) for value in kind["enum"]]
-            words.append(", ".join(f"`{value}`" for value in listed) if len(listed) < 20 else "a name")
+            words.append(
+                ", ".join(f"`{value}`" for value in listed)
+                if len(listed) < 20
+                else "a name"
+            )
         elif "anyOf" in kind:
             words.append(_values(kind))
         elif "$ref" in kind:
@@ -208,4 +250,6 @@ class Examples(Extension):
     def on_object(self, *, obj: Object, **_: object) -> None:
         """Fence the examples of one docstring."""
         if obj.docstring:
-            obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+            obj.docstring.value = EXAMPLE.sub(
+                r"```pycon\n\g<0>\n```", obj.docstring.value
+            )

@@ -16,7 +16,13 @@ from ablate.workflow.pilot import pilot_study
 from ablate.workflow.run import run_study
 
 SMALL = {"width": 64, "layers": 1, "heads": 2, "ffn": 96}
-BUDGET = {"tokens": 16_384, "seq_len": 64, "batch_size": 16, "eval_every_tokens": 1024, "eval_tokens": 1024}
+BUDGET = {
+    "tokens": 16_384,
+    "seq_len": 64,
+    "batch_size": 16,
+    "eval_every_tokens": 1024,
+    "eval_tokens": 1024,
+}
 
 run = ablate.train_run(
     model=SMALL,
@@ -54,7 +60,9 @@ where = Where(storage=Path("ablate-runs"))
 
 # %%
 _, advice = pilot_study(STUDY, where, write=True)
-print(f"target: {advice.take.val_loss} nats per token, reached after {advice.take.tokens} tokens (by seed)")
+print(
+    f"target: {advice.take.val_loss} nats per token, reached after {advice.take.tokens} tokens (by seed)"
+)
 for row in advice.needed:
     print(f"to find a cost of {row.cost:.0%}: {row.seeds} seeds")
 
@@ -68,13 +76,23 @@ print("report:", end.report)
 
 study = ablate.open_study("from-python", storage=where.storage)
 costs = study.costs()  # one row an arm
-print(costs[["arm", "n", "hit", "token_cost_estimate", "token_cost_low", "token_cost_high"]])
-print(study.runs()[["arm", "seed", "end", "tokens_to_target", "seconds"]])  # one row a run
+print(
+    costs[
+        ["arm", "n", "hit", "token_cost_estimate", "token_cost_low", "token_cost_high"]
+    ]
+)
+print(
+    study.runs()[["arm", "seed", "end", "tokens_to_target", "seconds"]]
+)  # one row a run
 
 # %% [markdown]
 # ## The curves
 # One row an evaluation, and one row of training after another, with units in the names.
 
 # %%
-print(study.curves().pivot_table(index="tokens", columns=["arm", "seed"], values="val_loss").tail(3))
+print(
+    study.curves()
+    .pivot_table(index="tokens", columns=["arm", "seed"], values="val_loss")
+    .tail(3)
+)
 print(study.training().groupby("arm")[["loss_nats_per_token", "tokens_per_sec"]].mean())

@@ -32,7 +32,9 @@ class OpenStudy:
     ``loss_unit`` the unit of validation losses, such as ``nats/token``.
     """
 
-    def __init__(self, store: StudyStore, frames: StudyFrames, analysis: Analysis) -> None:
+    def __init__(
+        self, store: StudyStore, frames: StudyFrames, analysis: Analysis
+    ) -> None:
         self._store = store
         self._evals = frames.evals
         self.analysis = analysis
@@ -51,7 +53,11 @@ class OpenStudy:
         why it ended so.
         """
         figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
-        return run_frame(self.analysis).infer_objects().astype(dict.fromkeys(figures, float))
+        return (
+            run_frame(self.analysis)
+            .infer_objects()
+            .astype(dict.fromkeys(figures, float))
+        )
 
     def curves(self) -> pd.DataFrame:
         """Return one row an evaluation, ordered by run and tokens, as ``tables/evaluations.csv`` has them.
@@ -83,7 +89,11 @@ class OpenStudy:
         from which tokens and cost are counted, else 0. Of a study that tuned its arms: at the values found.
         """
         arms = arm_frame(self.analysis).infer_objects()
-        figures = [name for name in arms.columns if name.endswith(("_estimate", "_low", "_high", "_tokens"))]
+        figures = [
+            name
+            for name in arms.columns
+            if name.endswith(("_estimate", "_low", "_high", "_tokens"))
+        ]
         return arms.astype(dict.fromkeys(figures, float))
 
 

@@ -66,14 +66,22 @@ def browser(tmp_path_factory):
         pytest.skip("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = next(filter(None, chromium))
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
     flags = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    flags += "disable-component-update disable-sync window-size=1440,1200 user-data-dir="
+    flags += (
+        "disable-component-update disable-sync window-size=1440,1200 user-data-dir="
+    )
     for flag in f"{flags}{tmp_path_factory.mktemp('chromium')}".split():
         options.add_argument(f"--{flag}")
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    driver.get("about:blank")  # the browser's own first page goes on loading parts of itself
-    driver.set_script_timeout(120)  # axe on a large page takes half a minute of a busy machine
+    driver.get(
+        "about:blank"
+    )  # the browser's own first page goes on loading parts of itself
+    driver.set_script_timeout(
+        120
+    )  # axe on a large page takes half a minute of a busy machine
     yield driver
     driver.quit()
 
@@ -87,7 +95,11 @@ def without_figures(monkeypatch):
 @pytest.fixture(scope="session")
 def shared_data():
     """Return the folder of real text and real MLPerf logs, which is not part of the project."""
-    folder = Path(os.environ.get("ABLATE_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    folder = Path(
+        os.environ.get(
+            "ABLATE_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"
+        )
+    )
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder} (set ABLATE_SHARED_DATA)")
     return folder
@@ -119,7 +131,11 @@ def make_config():
             "eval_every_tokens": 4096, "eval_tokens": 2048,
         }  # fmt: skip
         if not isinstance(recipe, Recipe):
-            recipe = resolve(recipe) if isinstance(recipe, RecipeSpec) else read_recipe(recipe or "bf16")
+            recipe = (
+                resolve(recipe)
+                if isinstance(recipe, RecipeSpec)
+                else read_recipe(recipe or "bf16")
+            )
         return RunConfig(
             model=ModelConfig(**shape),
             data=DataConfig(),
@@ -142,7 +158,9 @@ def h200(monkeypatch):
     from ablate.backends.device import device_of
     from ablate.plan import shares
 
-    found = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 10**9, major=9, minor=0)
+    found = SimpleNamespace(
+        name="NVIDIA H200", total_memory=141 * 10**9, major=9, minor=0
+    )
     found.multi_processor_count = 132
     monkeypatch.setattr(shares, "_DRIVERS", ("/dev/null",))
     monkeypatch.setattr(shares.os, "cpu_count", lambda: 16)

@@ -10,7 +10,10 @@ def curve(config, tokens, **options):
     """Train a run; return its result and its rows."""
     rows = []
     result = train(config, rows.append, tokens=tokens, **options)
-    return result, [{name: value for name, value in row.items() if name != "tokens_per_sec"} for row in rows]
+    return result, [
+        {name: value for name, value in row.items() if name != "tokens_per_sec"}
+        for row in rows
+    ]
 
 
 def losses(rows):

@@ -6,6 +6,8 @@ import pytest
 def rest_exhaustive(values, usual, ids=str):
     """Make parameters of values; only those that ``usual`` accepts run in the usual tests."""
     return [
-        pytest.param(value, id=ids(value), marks=[] if usual(value) else [pytest.mark.exhaustive])
+        pytest.param(
+            value, id=ids(value), marks=[] if usual(value) else [pytest.mark.exhaustive]
+        )
         for value in values
     ]

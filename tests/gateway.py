@@ -20,7 +20,13 @@ class Gateway(ThreadingHTTPServer):
 
     def __init__(self, server=None):
         super().__init__(("127.0.0.1", 0), _Passing)
-        self.behind, self.is_open, self.wait_sec, self.loses, self.status = server, True, 0.0, 0, None
+        self.behind, self.is_open, self.wait_sec, self.loses, self.status = (
+            server,
+            True,
+            0.0,
+            0,
+            None,
+        )
         self.content = b"an answer that is no MLflow's"
         self.asked = []
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -40,8 +46,14 @@ class _Passing(BaseHTTPRequestHandler):
         time.sleep(way.wait_sec)
         status, content = way.status, way.content
         if way.behind is not None:
-            headers = {key: self.headers[key] for key in ("Content-Type",) if key in self.headers}
-            answer = requests.request(self.command, way.behind + self.path, data=body, headers=headers)
+            headers = {
+                key: self.headers[key]
+                for key in ("Content-Type",)
+                if key in self.headers
+            }
+            answer = requests.request(
+                self.command, way.behind + self.path, data=body, headers=headers
+            )
             status, content = answer.status_code, answer.content
             if self.path.endswith("runs/create") and way.loses:
                 way.loses -= 1

@@ -28,8 +28,14 @@ def check(case, found):
     """Hold the lines found against those of the file."""
     path, asked, _, lines = case
     if "REWRITE" in os.environ:
-        whole, new = path.read_text(encoding="utf-8"), "".join(f"{line}\n" for line in found)
-        path.write_text(whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"), encoding="utf-8")
+        whole, new = (
+            path.read_text(encoding="utf-8"),
+            "".join(f"{line}\n" for line in found),
+        )
+        path.write_text(
+            whole.replace(f"\n=== {asked}{lines}", f"\n=== {asked}{new}"),
+            encoding="utf-8",
+        )
     assert found == lines.splitlines()
 
 
@@ -42,7 +48,11 @@ def check_text(path, found):
 
 def check_answers(path, told):
     """Hold what is told of each line of a file against the indented lines under it."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("    ")]
+    lines = [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("    ")
+    ]
     answers = ((asked, *(f"    {line}" for line in told(asked))) for asked in lines)
     check_text(path, "".join(f"{line}\n" for answer in answers for line in answer))
 

@@ -50,7 +50,9 @@ def survives(mutant: dict[str, Any], folder: Path) -> tuple[bool, str]:
         path = folder / edit["file"]
         text = path.read_text(encoding="utf-8")
         if edit["old"] not in text:
-            sys.exit(f"mutant '{mutant['name']}': {edit['file']} no longer contains {edit['old']!r}")
+            sys.exit(
+                f"mutant '{mutant['name']}': {edit['file']} no longer contains {edit['old']!r}"
+            )
         path.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
     environment = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     rounds: tuple[tuple[str, ...], ...] = ((mutant["test"],), TESTS)
@@ -65,9 +67,15 @@ def survives(mutant: dict[str, Any], folder: Path) -> tuple[bool, str]:
             code = pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests])
         output = printed.getvalue()
         if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
-            sys.exit(f"mutant '{mutant['name']}': no test ran ({' '.join(tests)})\n{output[-2000:]}")
+            sys.exit(
+                f"mutant '{mutant['name']}': no test ran ({' '.join(tests)})\n{output[-2000:]}"
+            )
         if code:
-            failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            failed = [
+                line
+                for line in output.splitlines()
+                if line.startswith(("FAILED", "ERROR"))
+            ]
             return False, failed[0].removeprefix("FAILED ") if failed else output[-300:]
     return True, ""
 
@@ -81,7 +89,9 @@ def judge(mutant: dict[str, Any]) -> tuple[bool, str, float]:
 
 
 def main() -> None:
-    from ablate.backends import cpu_build  # not in the processes of the mutants, which import their own copy
+    from ablate.backends import (
+        cpu_build,
+    )  # not in the processes of the mutants, which import their own copy
 
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant["name"]]
@@ -92,14 +102,23 @@ def main() -> None:
     alive = []
     os.environ["OMP_NUM_THREADS"] = "1"
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch", "numpy", "pytest", "hypothesis"])  # once, not once a mutant
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
+    context.set_forkserver_preload(
+        ["torch", "numpy", "pytest", "hypothesis"]
+    )  # once, not once a mutant
+    with ProcessPoolExecutor(
+        os.cpu_count(), mp_context=context, max_tasks_per_child=1
+    ) as pool:
         for number, (mutant, (lives, by, sec)) in enumerate(
             zip(mutants, pool.map(judge, mutants), strict=True), 1
         ):
             alive += [mutant["name"]] if lives else []
-            verdict = "SURVIVED" if lives else f"killed by {by.split(' - ')[0].split('[')[0]}"
-            print(f"{number:3}/{len(mutants)} {mutant['name']}: {verdict} ({sec:.0f} s)", flush=True)
+            verdict = (
+                "SURVIVED" if lives else f"killed by {by.split(' - ')[0].split('[')[0]}"
+            )
+            print(
+                f"{number:3}/{len(mutants)} {mutant['name']}: {verdict} ({sec:.0f} s)",
+                flush=True,
+            )
     print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants killed")
     sys.exit(f"survivors: {', '.join(alive)}" if alive else 0)
 

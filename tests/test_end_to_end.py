@@ -73,7 +73,10 @@ def held(config, on_metrics, *, should_stop, **options):
 
 def is_held(folder):
     """Tell whether a process that lives holds its run at the gate."""
-    return any(is_alive(int(path.name.removeprefix("waits-"))) for path in folder.glob("waits-*"))
+    return any(
+        is_alive(int(path.name.removeprefix("waits-")))
+        for path in folder.glob("waits-*")
+    )
 
 
 def states(folder):
@@ -85,7 +88,10 @@ def states(folder):
 def evaluations(store):
     """Map every run's id to its validation losses."""
     paths = store.glob("runs/*/metrics.jsonl")
-    return {path.parent.name: losses(map(json.loads, path.read_text().splitlines())) for path in paths}
+    return {
+        path.parent.name: losses(map(json.loads, path.read_text().splitlines()))
+        for path in paths
+    }
 
 
 def undisturbed(store):
@@ -102,7 +108,10 @@ def undisturbed(store):
 
 
 def ledgers(folder):
-    return [json.loads(path.read_text()) for path in folder.glob("runs/small/runs/*/attempts/*.json")]
+    return [
+        json.loads(path.read_text())
+        for path in folder.glob("runs/small/runs/*/attempts/*.json")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +126,11 @@ def life(local_ray, tmp_path_factory):
         """Start ``ablate run`` as a user does; what it says goes to a file of that name."""
         address = ray.get_runtime_context().gcs_address
         with (folder / name).open("wb") as said:
-            started.append(start_ablate("run", "small.yaml", "--address", address, cwd=folder, stdout=said))
+            started.append(
+                start_ablate(
+                    "run", "small.yaml", "--address", address, cwd=folder, stdout=said
+                )
+            )
         return started[-1]
 
     try:
@@ -126,18 +139,28 @@ def life(local_ray, tmp_path_factory):
         killed.kill()
         killed.wait()
         seen.left_by_the_killed = ledgers(folder)
-        wait_until(lambda: not any(is_alive(one["pid"]) for one in seen.left_by_the_killed))
+        wait_until(
+            lambda: not any(is_alive(one["pid"]) for one in seen.left_by_the_killed)
+        )
 
         stopped = start("stopped.txt")
         wait_until(lambda: is_held(folder), stopped)
         other = start("other.txt")
-        wait_until(lambda: "Starting Ray" in (folder / "other.txt").read_text(), stopped, other)
+        wait_until(
+            lambda: "Starting Ray" in (folder / "other.txt").read_text(), stopped, other
+        )
         wait_until(lambda: states(folder)["finished"] == 5, stopped, other)
         stopped.send_signal(signal.SIGINT)
-        seen.stopped_code, seen.stopped_said = stopped.wait(), (folder / "stopped.txt").read_text()
+        seen.stopped_code, seen.stopped_said = (
+            stopped.wait(),
+            (folder / "stopped.txt").read_text(),
+        )
         seen.states_after_the_stop = states(folder)
         (folder / "open").touch()
-        seen.other_code, seen.other_said = other.wait(), (folder / "other.txt").read_text()
+        seen.other_code, seen.other_said = (
+            other.wait(),
+            (folder / "other.txt").read_text(),
+        )
     finally:
         for process in started:
             process.kill()
@@ -145,7 +168,9 @@ def life(local_ray, tmp_path_factory):
     return seen
 
 
-def test_a_killed_driver_takes_its_workers_along_and_the_runs_go_on_from_their_checkpoints(life):
+def test_a_killed_driver_takes_its_workers_along_and_the_runs_go_on_from_their_checkpoints(
+    life,
+):
     assert [one["outcome"] for one in life.left_by_the_killed].count(None) >= 1
     assert any(record["resumed_from_step"] for record in ledgers(life.folder))
 
@@ -163,8 +188,13 @@ def test_two_at_once_share_the_runs_and_none_is_finished_twice(life):
     assert "its runs are shared" in life.other_said
     assert states(life.folder) == {"finished": 6}
     for run in life.folder.glob("runs/small/runs/*"):
-        outcomes = [json.loads(path.read_text())["outcome"] for path in run.glob("attempts/*.json")]
-        assert outcomes.count("finished") == 1 or outcomes == [None]  # killed when its status was written
+        outcomes = [
+            json.loads(path.read_text())["outcome"]
+            for path in run.glob("attempts/*.json")
+        ]
+        assert outcomes.count("finished") == 1 or outcomes == [
+            None
+        ]  # killed when its status was written
 
 
 def test_after_all_this_the_bits_are_those_of_undisturbed_runs(life):
@@ -182,7 +212,10 @@ def test_the_report_is_whole(life):
 
 
 def test_the_same_command_again_runs_nothing(life):
-    before = {path: path.stat().st_mtime_ns for path in life.folder.glob("runs/small/runs/*/metrics.jsonl")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in life.folder.glob("runs/small/runs/*/metrics.jsonl")
+    }
     again = ablate("run", "small.yaml", cwd=life.folder)
     assert again.code == 0, again
     assert "0 to run, 6 of those asked for have ended before" in again.out
@@ -191,17 +224,28 @@ def test_the_same_command_again_runs_nothing(life):
 
 def test_another_study_takes_the_runs_that_are_its_own_too(life):
     folder = life.folder
-    named = STUDY.replace("name: small", "name: other").replace("  all three:", "  by another name:")
+    named = STUDY.replace("name: small", "name: other").replace(
+        "  all three:", "  by another name:"
+    )
     (folder / "other.yaml").write_text(named.replace("seeds: 2", "seeds: [1]"))
     done = ablate("run", "other.yaml", cwd=folder)
     assert done.code == 0, done
-    assert "0 to run, 0 of those asked for have ended before, 3 taken from small" in done.out
+    assert (
+        "0 to run, 0 of those asked for have ended before, 3 taken from small"
+        in done.out
+    )
 
 
 def test_status_and_logs_tell_what_became_of_the_runs(life):
     answer = json.loads(ablate("status", "small", "--json", cwd=life.folder).out)
-    (held,) = [run["run_id"] for run in answer["runs"] if (run["arm"], run["seed"]) == ("held", 0)]
-    first, second, third, *printed = ablate("logs", held, cwd=life.folder).out.splitlines()
+    (held,) = [
+        run["run_id"]
+        for run in answer["runs"]
+        if (run["arm"], run["seed"]) == ("held", 0)
+    ]
+    first, second, third, *printed = ablate(
+        "logs", held, cwd=life.folder
+    ).out.splitlines()
     # Killed with the driver, or asked to end by Ray just before.
     assert first.startswith(("attempt 1: running, or lost", "attempt 1: interrupted"))
     assert second.startswith("attempt 2: interrupted")
@@ -213,7 +257,10 @@ def test_status_and_logs_tell_what_became_of_the_runs(life):
 def test_nothing_is_left_to_clean_but_what_the_kill_left(life):
     assert ablate("clean", "small", "--yes", cwd=life.folder).code == 0
     assert states(life.folder) == {"finished": 6}
-    assert ablate("clean", "small", "--dry-run", cwd=life.folder).out == "Nothing to remove.\n"
+    assert (
+        ablate("clean", "small", "--dry-run", cwd=life.folder).out
+        == "Nothing to remove.\n"
+    )
 
 
 def test_mlflow_holds_every_curve_over_tokens_once(life):
@@ -222,21 +269,33 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
     client = MlflowClient(f"sqlite:///{life.folder}/runs/mlflow.db")
     experiment = client.get_experiment_by_name("small")
     runs = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
-    assert {run.info.run_name for run in runs} == {f"{arm} seed {seed}" for arm in ARMS for seed in (0, 1)}
+    assert {run.info.run_name for run in runs} == {
+        f"{arm} seed {seed}" for arm in ARMS for seed in (0, 1)
+    }
     values = []
     for run in runs:
-        points = sorted(client.get_metric_history(run.info.run_id, "val_loss"), key=lambda one: one.step)
+        points = sorted(
+            client.get_metric_history(run.info.run_id, "val_loss"),
+            key=lambda one: one.step,
+        )
         assert [point.step for point in points] == list(range(4096, 32_769, 4096))
         values.append([point.value for point in points])
     assert sorted(values) == sorted(evaluations(life.folder / "runs/small").values())
-    assert "0 metric points sent" in ablate("dashboard", "small", "--sync", cwd=life.folder).out
+    assert (
+        "0 metric points sent"
+        in ablate("dashboard", "small", "--sync", cwd=life.folder).out
+    )
 
 
-def test_the_measured_speed_of_emulation_is_of_the_runs_code_and_makes_no_speed_up(life):
+def test_the_measured_speed_of_emulation_is_of_the_runs_code_and_makes_no_speed_up(
+    life,
+):
     words = ("--steps", "1", "--repeats", "1", "--device", "cpu", "--arm", "bf16")
     assert ablate("check", "steps", "small.yaml", *words, cwd=life.folder).code == 0
     record = json.loads((life.folder / "runs/small/throughput.json").read_text())
     report = json.loads(ablate("report", "small", "--json", cwd=life.folder).out)
     assert report["throughput"]["not_used"]["bf16"] == "emulated arithmetic"
     # It is of what the runs are: by a native device's word for it, configuration, code and device would do.
-    assert {one["environment"]["code"] for one in report["environments"]} == {record["code"]}
+    assert {one["environment"]["code"] for one in report["environments"]} == {
+        record["code"]
+    }

@@ -30,7 +30,9 @@ def test_a_study_from_python(run, tmp_path):
     line = f"target: {{val_loss: {advice.take.val_loss:g}}}  # nats/token"
     assert (tmp_path / "from-python.yaml").read_text().count(line) == 1
     assert costs["hit"].tolist() == [2, 2]
-    assert costs.loc[costs["arm"] == "all three", "token_cost_kind"].item() == "interval"
+    assert (
+        costs.loc[costs["arm"] == "all three", "token_cost_kind"].item() == "interval"
+    )
     assert len(names["study"].training()) > 4 * 10
     assert names["end"].report.exists()
 
@@ -39,7 +41,9 @@ def test_a_study_from_python(run, tmp_path):
 def test_own_logs(run, tmp_path):
     names = run("own_logs.py")
     cost = names["costs"].loc["fp4"]
-    assert cost["token_cost_low"] < 0.15 < cost["token_cost_high"]  # the truth that the logs were made of
+    assert (
+        cost["token_cost_low"] < 0.15 < cost["token_cost_high"]
+    )  # the truth that the logs were made of
     assert names["same"].loc["fp4"].equals(cost)
     assert (tmp_path / "ablate-runs/own-csv/report/report.html").exists()
 
@@ -48,7 +52,16 @@ def test_own_logs(run, tmp_path):
 def test_a_script_with_hugging_faces_trainer_is_an_arm_of_a_study(tmp_path):
     study = str(EXAMPLES / "training_script/study.yaml")
     short = ["--set", "base.training.tokens=81_920", "--set", "target.val_loss=2.9"]
-    command = [sys.executable, "-m", "ablate", "run", study, "--storage", str(tmp_path), *short]
+    command = [
+        sys.executable,
+        "-m",
+        "ablate",
+        "run",
+        study,
+        "--storage",
+        str(tmp_path),
+        *short,
+    ]
     subprocess.run(command, check=True, cwd=tmp_path)
     report = json.loads((tmp_path / "training-script/report/report.json").read_text())
     assert [arm["n"] for arm in report["arms"]] == [2] * 3

@@ -34,13 +34,20 @@ def storage(tmp_path_factory):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("what", "on_the_page"),
-    [pytest.param(what, text, id=f"{page}: {' '.join(what)}") for page, what, text in BLOCKS],
+    [
+        pytest.param(what, text, id=f"{page}: {' '.join(what)}")
+        for page, what, text in BLOCKS
+    ],
 )
 def test_tables_and_figures_follow_from_the_evaluations(storage, what, on_the_page):
     study, kind, *settings = what
-    found, drawn = filler.block(storage, study, kind, dict(one.split("=", 1) for one in settings))
+    found, drawn = filler.block(
+        storage, study, kind, dict(one.split("=", 1) for one in settings)
+    )
     assert found.strip() == on_the_page.strip()
-    assert {path.name for path, body in drawn.items() if path.read_bytes() != body} == set()
+    assert {
+        path.name for path, body in drawn.items() if path.read_bytes() != body
+    } == set()
 
 
 @pytest.mark.exhaustive
@@ -53,9 +60,18 @@ def test_the_spreads_that_plans_take_are_those_of_the_arms_that_cost_a_tenth(sto
                 and power.spread_of_the_pairs
                 and arm.token_cost.estimate >= 0.1
             ):
-                found.add((arm.token_cost.pairs - 1, power.spread_of_the_pairs, power.spread_of_log_tokens))
+                found.add(
+                    (
+                        arm.token_cost.pairs - 1,
+                        power.spread_of_the_pairs,
+                        power.spread_of_log_tokens,
+                    )
+                )
     degrees = sum(one for one, *_ in found)
-    pairs, runs = (math.sqrt(sum(one[0] * one[at] ** 2 for one in found) / degrees) for at in (1, 2))
+    pairs, runs = (
+        math.sqrt(sum(one[0] * one[at] ** 2 for one in found) / degrees)
+        for at in (1, 2)
+    )
     assert (round(pairs, 3), round(pairs / runs, 2)) == (SPREAD, PAIRED)
 
 
@@ -70,6 +86,8 @@ def test_every_figure_is_there_and_shown():
     shown = {
         name
         for page in FOLDER.glob("*.md")
-        for name in re.findall(r"\]\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))
+        for name in re.findall(
+            r"\]\(figures/([^)]+)\)", page.read_text(encoding="utf-8")
+        )
     }
     assert shown == {path.name for path in (FOLDER / "figures").iterdir()}

@@ -20,8 +20,13 @@ def test_no_files_import_each_other_in_a_circle():
         }
         for module in graph.modules
     }
-    assert {"ablate.backends.protocol", "ablate.reports.words"} < imports.keys()  # through their links
-    assert "ablate.execute.driver" in imports["ablate.workflow.run"]  # within a function
+    assert {
+        "ablate.backends.protocol",
+        "ablate.reports.words",
+    } < imports.keys()  # through their links
+    assert (
+        "ablate.execute.driver" in imports["ablate.workflow.run"]
+    )  # within a function
     graphlib.TopologicalSorter(imports).prepare()  # else it names the circle
 
 
@@ -41,7 +46,13 @@ def test_the_files_that_the_docs_name_are_there():
 
 def test_the_names_that_the_docs_place_in_a_file_are_there():
     pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md")
-    text = " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in pages)
+    text = " ".join(
+        " ".join(page.read_text(encoding="utf-8").split()) for page in pages
+    )
     placed = re.findall(r"`(\w+)`,? (?:in|of) `([\w/]+\.py)`", text)
     assert len(placed) > 10
-    assert [pair for pair in placed if pair[0] not in (ROOT / pair[1]).read_text(encoding="utf-8")] == []
+    assert [
+        pair
+        for pair in placed
+        if pair[0] not in (ROOT / pair[1]).read_text(encoding="utf-8")
+    ] == []

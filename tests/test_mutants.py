@@ -14,6 +14,10 @@ def test_its_text_and_its_test_are_there(mutant):
         assert edit["old"] in text, edit["file"]
         assert edit["new"] != edit["old"]
     first = mutant["test"]
-    file, _, test = (INTERPRETED, "", first) if is_interpreted(mutant) else first.partition("::")
+    file, _, test = (
+        (INTERPRETED, "", first) if is_interpreted(mutant) else first.partition("::")
+    )
     name = test.split(" and ")[0].split("[")[0]
-    assert re.search(rf"def \w*{name}", (ROOT / file).read_text(encoding="utf-8")), f"{file}: no {name}"
+    assert re.search(rf"def \w*{name}", (ROOT / file).read_text(encoding="utf-8")), (
+        f"{file}: no {name}"
+    )

@@ -16,7 +16,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.mark.exhaustive
 def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_path):
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+    ]
     subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("ablate_fp4-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -31,11 +40,11 @@ def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_p
     ):
         assert f"ablate/{needed}" in names
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = (
-        "import ablate.backends, ablate.reports; print(ablate.__file__); import ablate.cli; ablate.cli.main()"
-    )
+    code = "import ablate.backends, ablate.reports; print(ablate.__file__); import ablate.cli; ablate.cli.main()"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "COLUMNS": "100"}
-    done = run_python(code, "plan", "quickstart", cwd=tmp_path, env=environment, check=False)
+    done = run_python(
+        code, "plan", "quickstart", cwd=tmp_path, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout.splitlines()[0]
     assert "all three + dht16" in done.stdout
@@ -44,7 +53,10 @@ def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_p
 def test_ci_runs_what_the_readme_says():
     readme = (REPOSITORY / "README.md").read_text()
     ci = (REPOSITORY / ".ci" / "run").read_text()
-    for mark, command in (("quickstart", "ablate run quickstart"), ("tests", "-m pytest")):
+    for mark, command in (
+        ("quickstart", "ablate run quickstart"),
+        ("tests", "-m pytest"),
+    ):
         assert f"$(readme {mark})" in ci
         block = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", readme, re.DOTALL)
         assert command in block.group(1)

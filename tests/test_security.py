@@ -21,7 +21,9 @@ from tests.cli.command import ablate
 from tests.execute.heads import free_port
 from tests.waiting import run_python, start_ablate
 
-ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+ENVIRONMENT = {
+    key: value for key, value in os.environ.items() if not key.startswith("RAY_")
+}
 
 STUDY = """\
 name: small
@@ -45,7 +47,9 @@ def watch(process, until, open_to, sessions, shown):
         for one in family(process):
             # Most of them come and go: one that has ended between two questions listens to nobody.
             with contextlib.suppress(psutil.Error, OSError):
-                sessions |= set(re.findall(r"/[\w/-]+/session_[\d_-]+", " ".join(one.cmdline())))
+                sessions |= set(
+                    re.findall(r"/[\w/-]+/session_[\d_-]+", " ".join(one.cmdline()))
+                )
                 for connection in one.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
                         open_to.add((connection.laddr.ip, one.name()))
@@ -56,7 +60,9 @@ def watch(process, until, open_to, sessions, shown):
 def metrics_at(port):
     with contextlib.suppress(OSError, http.client.HTTPException):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        return opener.open(f"http://127.0.0.1:{port}/metrics", timeout=2).read().decode()
+        return (
+            opener.open(f"http://127.0.0.1:{port}/metrics", timeout=2).read().decode()
+        )
     return ""
 
 
@@ -69,21 +75,37 @@ def family(process):
 @pytest.mark.exhaustive
 def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
-    environment = ENVIRONMENT | {"MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{free_port()}"}
+    environment = ENVIRONMENT | {
+        "MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{free_port()}"
+    }
     process = start_ablate("run", "small.yaml", cwd=tmp_path, env=environment, umask=0)
     open_to, sessions, shown = set(), set(), []
-    watch(psutil.Process(process.pid), lambda: process.poll() is not None, open_to, sessions, shown)
+    watch(
+        psutil.Process(process.pid),
+        lambda: process.poll() is not None,
+        open_to,
+        sessions,
+        shown,
+    )
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "not up to date" in output  # MLflow was not there; the rest was done
 
     assert len(open_to) > 3, "Ray's own servers were not seen"
-    strange = {each for each in open_to if not each[0].removeprefix("::ffff:").startswith(("127.", "::1"))}
+    strange = {
+        each
+        for each in open_to
+        if not each[0].removeprefix("::ffff:").startswith(("127.", "::1"))
+    }
     assert strange == set()
 
     ids = [path.name for path in (tmp_path / "runs" / "small" / "runs").iterdir()]
     assert len(ids) == 2
-    assert [word for word in (*ids, "small", "ablate run") if any(word in text for text in shown)] == []
+    assert [
+        word
+        for word in (*ids, "small", "ablate run")
+        if any(word in text for text in shown)
+    ] == []
 
     [session] = sessions
     assert not Path(session).exists()
@@ -140,12 +162,17 @@ def stranger(tmp_path_factory):
     home = tmp_path_factory.mktemp("stranger", numbered=True)
     nobody = pwd.getpwnam("nobody")
     here = str(Path(__file__).parents[1])
-    places = os.pathsep.join([here, *(path for path in sys.path if "site-packages" in path)])
+    places = os.pathsep.join(
+        [here, *(path for path in sys.path if "site-packages" in path)]
+    )
     environment = {"PYTHONPATH": places, "HOME": "/", "PATH": "/usr/bin:/bin"}
     environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "TMPDIR": str(home)}
     # The interpreter of a virtual environment may lie where others cannot go.
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, shutil.which(version, path="/usr/bin:/usr/local/bin")):
+    for python in (
+        sys.executable,
+        shutil.which(version, path="/usr/bin:/usr/local/bin"),
+    ):
 
         def run(code, python=python, user=nobody.pw_uid, groups=(), **variables):
             return subprocess.run(
@@ -156,14 +183,21 @@ def stranger(tmp_path_factory):
         with contextlib.suppress(OSError, TypeError):
             if run("import ray").returncode == 0:
                 return run
-    pytest.skip("no other user can start a Python with this Ray here (needs root, and folders open to all)")
+    pytest.skip(
+        "no other user can start a Python with this Ray here (needs root, and folders open to all)"
+    )
 
 
 @pytest.mark.exhaustive
 def test_no_other_user_can_run_code_through_a_local_ray(stranger):
     command = [sys.executable, "-c", OWNER]
     with subprocess.Popen(
-        command, env=ENVIRONMENT, umask=0, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command,
+        env=ENVIRONMENT,
+        umask=0,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as owner:
         address, token, session = owner.stdout.readline().split()
         code = STRANGER.format(address=address)
@@ -179,7 +213,9 @@ def test_no_other_user_can_run_code_through_a_local_ray(stranger):
         attacked = stranger(PLANT.format(session=session))
         assert (attacked.returncode, attacked.stdout) == (0, ""), attacked
         # With the token it would be done: the test can fail.
-        done = stranger(code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=Path(token).read_text())
+        done = stranger(
+            code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=Path(token).read_text()
+        )
         assert done.stdout.startswith("written"), done.stderr
         owner.stdin.write("\n")
         owner.stdin.close()
@@ -216,7 +252,10 @@ def test_no_other_user_can_plant_a_kernel(stranger, short):
     cache.chmod(0o777)
     code = PLANTED.replace("SEEN", str(seen))
     subprocess.run(
-        ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=code, text=True, check=True
+        ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library],
+        input=code,
+        text=True,
+        check=True,
     )
     environment = os.environ | {"ABLATE_CACHE": str(cache)}
 
@@ -226,7 +265,9 @@ def test_no_other_user_can_plant_a_kernel(stranger, short):
     target = cache / "kernels" / load().splitlines()[0]
     shutil.rmtree(target.parent, ignore_errors=True)
     record = record_text({"hash_of_kernel": hash_of(library.read_bytes())})
-    planted = stranger(PLANT_KERNEL.format(target=str(target), library=str(library), record=record))
+    planted = stranger(
+        PLANT_KERNEL.format(target=str(target), library=str(library), record=record)
+    )
     assert planted.returncode == 0, planted.stderr
     said = load()
     assert "compiled by" in said
@@ -250,9 +291,12 @@ study = make_store(Path({storage!r})).path
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("mode", "why"), [(0o777, "others can write to"), (0o755, "belongs to another user")]
+    ("mode", "why"),
+    [(0o777, "others can write to"), (0o755, "belongs to another user")],
 )
-def test_a_storage_in_which_a_stranger_has_put_links_is_refused(stranger, short, tmp_path, mode, why):
+def test_a_storage_in_which_a_stranger_has_put_links_is_refused(
+    stranger, short, tmp_path, mode, why
+):
     short.chmod(0o777)  # he needs to write there once
     private = tmp_path / "private"
     private.mkdir()
@@ -262,7 +306,9 @@ def test_a_storage_in_which_a_stranger_has_put_links_is_refused(stranger, short,
     short.chmod(mode)
     for words in (("report",), ("dashboard", "--sync"), ("clean", "--yes")):
         assert why in ablate(*words, "s", cwd=tmp_path, storage=short).line
-    assert [(path.name, path.read_text()) for path in private.iterdir()] == [("diary", "mine")]
+    assert [(path.name, path.read_text()) for path in private.iterdir()] == [
+        ("diary", "mine")
+    ]
 
 
 SHARE = """

@@ -15,7 +15,9 @@ def wait_until(condition, *processes, give_up_sec=900):
     give_up = time.monotonic() + give_up_sec
     while not (found := condition()):
         for process in processes:
-            assert process.poll() is None, f"{process.args} has ended: {process.returncode}"
+            assert process.poll() is None, (
+                f"{process.args} has ended: {process.returncode}"
+            )
         assert time.monotonic() < give_up, "it never came"
         time.sleep(0.02)
     return found
@@ -24,10 +26,14 @@ def wait_until(condition, *processes, give_up_sec=900):
 def run_python(code, *words, check=True, **options):
     """Run code in a Python of its own; what it prints is kept as text."""
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=check, **options
+    )
 
 
-def start_ablate(*words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options):
+def start_ablate(
+    *words, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+):
     """Start the command line on the storage ``runs``; its errors go where its output goes."""
     return subprocess.Popen(
         [sys.executable, "-m", "ablate", *words], env=env | {"ABLATE_STORAGE": "runs"}, stdout=stdout,

@@ -30,7 +30,9 @@ def set_words(settings: Iterable[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def command_line(verb: str, *words: str, storage: Path | None = None, **options: str | None) -> str:
+def command_line(
+    verb: str, *words: str, storage: Path | None = None, **options: str | None
+) -> str:
     """Return a command for the user's shell, such as ``ablate run my.yaml --storage /shared``.
 
     Args:

@@ -26,18 +26,23 @@ def key(default: Any, description: str, **rules: Any) -> Any:
     if isinstance(default, type):
         return Field(default_factory=default, description=description, **rules)
     return field(
-        default=MISSING if default is ... else default, metadata={"description": description, **rules}
+        default=MISSING if default is ... else default,
+        metadata={"description": description, **rules},
     )
 
 
 def said(what: str, hint: str | None = None, *key: str | int) -> PydanticCustomError:
     """Make an error with its own words, for a section's checks; ``key``: the path to the faulty part."""
-    return PydanticCustomError("said", "{what}", {"what": what, "hint": hint, "key": key})
+    return PydanticCustomError(
+        "said", "{what}", {"what": what, "hint": hint, "key": key}
+    )
 
 
 def written_short(section: Any) -> Any:
     """Return a section in a study file's notation, as plain data without default values."""
-    return TypeAdapter(type(section)).dump_python(section, exclude_defaults=True, mode="json")
+    return TypeAdapter(type(section)).dump_python(
+        section, exclude_defaults=True, mode="json"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +52,9 @@ class Section:
     @cached_property
     def text(self) -> str:
         """The content as JSON with sorted keys; raises ``ValueError`` if a number is not finite."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -62,5 +69,7 @@ class Section:
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
 def section(cls: _Class) -> _Class:
     """Make a subclass of ``Section`` a frozen dataclass whose fields are checked; other keys are refused."""
-    make = checked_dataclass(frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid"))
+    make = checked_dataclass(
+        frozen=True, kw_only=True, eq=False, config=ConfigDict(extra="forbid")
+    )
     return make(cls)  # type: ignore[return-value]

@@ -26,7 +26,11 @@ class Problem:
     hint: str | None = None
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        place = ":".join(
+            str(part)
+            for part in (self.file, self.line, self.column)
+            if part is not None
+        )
         place = "--set" if self.line == 0 else place
         text = f"{place}: {self.what}" if place else self.what
         return f"{text} ({self.hint})" if self.hint else text
@@ -39,11 +43,18 @@ class UserError(Exception):
     """
 
     def __init__(
-        self, *problems: Problem | str, file: object = None, line: int | None = None, hint: str | None = None
+        self,
+        *problems: Problem | str,
+        file: object = None,
+        line: int | None = None,
+        hint: str | None = None,
     ) -> None:
         path = None if file is None else str(file)
         self.problems = tuple(
-            Problem(file=path, line=line, what=p, hint=hint) if isinstance(p, str) else p for p in problems
+            Problem(file=path, line=line, what=p, hint=hint)
+            if isinstance(p, str)
+            else p
+            for p in problems
         )
         super().__init__("\n".join(str(p) for p in self.problems))
 
@@ -58,7 +69,9 @@ def with_type(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
-def likely(name: object, known: Iterable[str], otherwise: _Hint, cutoff: float = 0.6) -> str | _Hint:
+def likely(
+    name: object, known: Iterable[str], otherwise: _Hint, cutoff: float = 0.6
+) -> str | _Hint:
     """Suggest the known name closest to ``name``, whatever its case; ``otherwise`` if none is close."""
     import difflib  # only faults need it
 
@@ -76,8 +89,12 @@ def safe_text(text: str, keep: str = "") -> str:
     """Replace unprintable characters except ``keep`` by escapes, so that text cannot control the terminal."""
     if text.isprintable():
         return text
-    harmless = keep + "\u00a0\u202f"  # Python does not count non-breaking spaces as printable
-    return "".join(c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text)
+    harmless = (
+        keep + "\u00a0\u202f"
+    )  # Python does not count non-breaking spaces as printable
+    return "".join(
+        c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text
+    )
 
 
 def cut(text: str, length: int) -> str:

@@ -59,7 +59,12 @@ def write_record(path: Path, value: dict[str, Any]) -> None:
 
 def record_text(value: dict[str, Any]) -> bytes:
     """Return an object as strict JSON, with a hash as last key; it is computed with zeros in its place."""
-    text = json.dumps(value | {"hash": _NO_HASH}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(
+            value | {"hash": _NO_HASH}, indent=1, allow_nan=False, ensure_ascii=False
+        )
+        + "\n"
+    )
     start, end = _split_at_hash(text.encode())
     return start + hash_of(text.encode()).encode() + end
 
@@ -73,7 +78,9 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     content = path.read_bytes()
     start, end = _split_at_hash(content)
-    if hash_of(start + _NO_HASH.encode() + end) != content[len(start) : -len(end)].decode("ascii", "replace"):
+    if hash_of(start + _NO_HASH.encode() + end) != content[
+        len(start) : -len(end)
+    ].decode("ascii", "replace"):
         raise ValueError("altered or cut, or written by another version")
     record: dict[str, Any] = parse_json(content)
     del record["hash"]
@@ -95,8 +102,14 @@ def hash_of_sources(package: Path, parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         folder = package / part
-        sources = [path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json")]
-        for name, path in sorted((f"{part}/{path.relative_to(folder)}", path) for path in sources):
+        sources = [
+            path
+            for path in folder.rglob("*")
+            if path.suffix in (".py", ".cpp", ".h", ".json")
+        ]
+        for name, path in sorted(
+            (f"{part}/{path.relative_to(folder)}", path) for path in sources
+        ):
             content = path.read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
@@ -117,7 +130,9 @@ def append_line(path: Path, value: Any) -> None:
         file.write(line.encode())
 
 
-def open_unlinked(path: Path, mode: Literal["a", "ab", "w"], permissions: int = 0o666) -> IO[Any]:
+def open_unlinked(
+    path: Path, mode: Literal["a", "ab", "w"], permissions: int = 0o666
+) -> IO[Any]:
     """Open a file to write; a link, which somebody else may have put there, is an ``OSError``."""
     return open(
         path,
@@ -147,7 +162,11 @@ def cache_folder(kind: str) -> Path:
 
 def users_cache_folder(kind: str) -> Path:
     """Return the folder for one kind of data in the user's cache, even if $ABLATE_CACHE is set."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ablate" / kind
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "ablate"
+        / kind
+    )
 
 
 def changed_by_others(path: Path, *, group_may: bool = False) -> str | None:
@@ -161,7 +180,9 @@ def changed_by_others(path: Path, *, group_may: bool = False) -> str | None:
     others = stat.S_IWGRP | stat.S_IWOTH
     if is_shared or (group_may and _is_private_group(status)):
         others = stat.S_IWOTH
-    is_own = status.st_uid in (0, os.geteuid()) or status.st_uid == _owner_of_new_files(folder)
+    is_own = status.st_uid in (0, os.geteuid()) or status.st_uid == _owner_of_new_files(
+        folder
+    )
     if not is_own and not is_shared:
         return f"{path} belongs to another user"
     if status.st_mode & others:
@@ -171,7 +192,10 @@ def changed_by_others(path: Path, *, group_may: bool = False) -> str | None:
 
 def _is_shared(folder: os.stat_result) -> bool:
     sharing = stat.S_ISGID | stat.S_IWGRP
-    return folder.st_mode & sharing == sharing and folder.st_gid in (os.getegid(), *os.getgroups())
+    return folder.st_mode & sharing == sharing and folder.st_gid in (
+        os.getegid(),
+        *os.getgroups(),
+    )
 
 
 def _is_private_group(status: os.stat_result) -> bool:
@@ -205,7 +229,9 @@ def refuse_open_folder(folder: Path, *, with_links: bool = True) -> None:
         UserError: somebody else could lead what is written there to another place.
     """
     is_there = folder.exists()
-    fault = changed_by_others(folder, group_may=True) if is_there else _replaceable(folder)
+    fault = (
+        changed_by_others(folder, group_may=True) if is_there else _replaceable(folder)
+    )
     if fault is not None:
         fix = f"chmod 700 {folder}, or 2770 for a group that shares it, or " * is_there
         raise UserError(f"{fault} ({fix}choose another folder)")
@@ -213,11 +239,16 @@ def refuse_open_folder(folder: Path, *, with_links: bool = True) -> None:
         inside = str(folder.resolve())
         for link in _links_in(inside):
             if not Path(link).resolve().is_relative_to(inside):
-                raise UserError(f"{link} is a link that leads out of {folder} (remove it)")
+                raise UserError(
+                    f"{link} is a link that leads out of {folder} (remove it)"
+                )
 
 
 def _links_in(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # closed to this user, or gone
+    with (
+        contextlib.suppress(OSError),
+        os.scandir(folder) as entries,
+    ):  # closed to this user, or gone
         for entry in entries:
             if entry.is_symlink():
                 yield entry.path

@@ -42,15 +42,24 @@ def code_digest(reference: str) -> str:
         symbols = symtable.symtable(source, str(path), "exec").get_symbols()  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(
-            f"{reference}: cannot read: {error.strerror or error}", hint="check the file"
+            f"{reference}: cannot read: {error.strerror or error}",
+            hint="check the file",
         ) from None
     except (SyntaxError, ValueError) as error:
         raise UserError(
-            f"is not Python: {getattr(error, 'msg', error)}", file=path, line=getattr(error, "lineno", None)
+            f"is not Python: {getattr(error, 'msg', error)}",
+            file=path,
+            line=getattr(error, "lineno", None),
         ) from None
-    defined = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    defined = {
+        symbol.get_name()
+        for symbol in symbols
+        if symbol.is_assigned() or symbol.is_imported()
+    }
     if name not in defined and b"import *" not in source:
-        raise UserError(f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}")
+        raise UserError(
+            f"{reference}: {path.name} defines no '{name}'", hint=f"expected {_FORMS}"
+        )
     return hashlib.sha256(source).hexdigest()
 
 
@@ -63,7 +72,9 @@ def load_function(reference: str) -> Callable[..., Any]:
     path, name = _locate(reference)
     try:
         if is_file(reference):
-            module_name = f"_ablate_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+            module_name = (
+                f"_ablate_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+            )
             spec = importlib.util.spec_from_file_location(module_name, path)
             assert spec is not None
             assert spec.loader is not None
@@ -79,7 +90,9 @@ def load_function(reference: str) -> Callable[..., Any]:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"{reference}: no function '{name}' there", hint=f"expected {_FORMS}")
+        raise UserError(
+            f"{reference}: no function '{name}' there", hint=f"expected {_FORMS}"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -90,7 +103,10 @@ def _locate(reference: str) -> tuple[Path, str]:
     if is_file(reference):
         path = Path(place)
         if not path.is_file():
-            raise UserError(f"{reference}: no such file", hint="relative paths start at the study file")
+            raise UserError(
+                f"{reference}: no such file",
+                hint="relative paths start at the study file",
+            )
         return path, name
     try:
         spec = importlib.util.find_spec(place)

@@ -40,9 +40,13 @@ def main(device: str | None, minutes: float, out: str, *, as_json: bool) -> int:
 
     say(f"{described.name} ({described.arch})")
     try:
-        record, path = prove(setup_of(torch_device, described), Path(out), minutes=minutes, say=say)
+        record, path = prove(
+            setup_of(torch_device, described), Path(out), minutes=minutes, say=say
+        )
     except OSError as error:
-        raise UserError(f"--out: cannot write {out}: {error.strerror or error}") from None
+        raise UserError(
+            f"--out: cannot write {out}: {error.strerror or error}"
+        ) from None
     if as_json:
         print(json.dumps(asdict(record), indent=1))
     say(
@@ -74,9 +78,13 @@ def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any],
     for kernel in every_kernel(arch):
         kernels.append(asdict(kernel))
         problems = "; ".join(kernel.problems) or "ok"
-        instructions = "".join(f", {count} × {name}" for name, count in kernel.instructions.items())
+        instructions = "".join(
+            f", {count} × {name}" for name, count in kernel.instructions.items()
+        )
         size = kernel.shared_bytes / 1024
-        say(f"{kernel.kernel} {kernel.variant}: {problems}{instructions}, {size:.0f} KiB")
+        say(
+            f"{kernel.kernel} {kernel.variant}: {problems}{instructions}, {size:.0f} KiB"
+        )
         # A GEMM on Hopper always has problems: there is no FP4 unit.
         is_expected = kernel.kernel == "gemm" and kernel.target == "sm_90"
         is_faulty |= bool(kernel.problems) and not is_expected
@@ -84,20 +92,32 @@ def compiled_for(arch: str, say: Callable[[str], None]) -> tuple[dict[str, Any],
 
 
 def _run_command_line() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ablate.check", description=DESCRIPTION)
-    parser.add_argument("device", nargs="?", help="cpu, cuda, sm_100 …; default: the first GPU, else the CPU")
+    parser = argparse.ArgumentParser(
+        prog="python -m ablate.check", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "device",
+        nargs="?",
+        help="cpu, cuda, sm_100 …; default: the first GPU, else the CPU",
+    )
     parser.add_argument(
         "--minutes",
         type=float,
         default=MINUTES,
         help=f"start no further check after this many minutes; default: {MINUTES}",
     )
-    parser.add_argument("--out", default=OUT, help=f"folder of the record; default: {OUT}")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print the record")
+    parser.add_argument(
+        "--out", default=OUT, help=f"folder of the record; default: {OUT}"
+    )
+    parser.add_argument(
+        "--json", action="store_true", dest="as_json", help="print the record"
+    )
     options = parser.parse_args()
     if options.device is None or not options.device.startswith(("sm_", "gfx")):
         return main(**vars(options))
-    content, is_faulty = compiled_for(options.device, (lambda _: None) if options.as_json else print)
+    content, is_faulty = compiled_for(
+        options.device, (lambda _: None) if options.as_json else print
+    )
     if options.as_json:
         print(json.dumps(content, indent=1))
     return int(is_faulty)

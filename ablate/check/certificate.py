@@ -65,7 +65,14 @@ class ClaimedOperand:
     def key(self, number: int, draw: int, seed: int) -> Key:
         """Return the key of a tensor's draw; draws of one tensor share the rotation."""
         gemm, _, operand = self.names[0].partition(".")
-        return Key(seed=seed, layer="certified", gemm=gemm, operand=operand, step=number, call=draw)
+        return Key(
+            seed=seed,
+            layer="certified",
+            gemm=gemm,
+            operand=operand,
+            step=number,
+            call=draw,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +91,9 @@ class Claim:
     notes: tuple[str, ...]
 
 
-def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand) -> Claim:
+def of_function(
+    name: str, function: Callable[..., Any], operand: ClaimedOperand
+) -> Claim:
     """Make the claim that a function is an operand's quantiser. ``quantise`` raises UserError if it fails."""
     try:
         takes_seed = "seed" in inspect.signature(function).parameters
@@ -92,7 +101,9 @@ def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand
         takes_seed = False
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        matrix = turned(stored, operand.axis).clone(memory_format=torch.contiguous_format)
+        matrix = turned(stored, operand.axis).clone(
+            memory_format=torch.contiguous_format
+        )
         seed = 2 * key.step + key.call
         options = {"seed": seed} if takes_seed else {}
         with torch.random.fork_rng(), torch.no_grad():
@@ -110,7 +121,10 @@ def of_function(name: str, function: Callable[..., Any], operand: ClaimedOperand
         else:
             return result.detach().to(torch.float32).cpu()
         hint = "it returns the dequantised matrix, in the shape that it was given"
-        raise UserError(f"{name} returned {returned} for a bf16 matrix {list(matrix.shape)}", hint=hint)
+        raise UserError(
+            f"{name} returned {returned} for a bf16 matrix {list(matrix.shape)}",
+            hint=hint,
+        )
 
     notes = ("Held against the policy without its rotation.",)
     return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
@@ -127,14 +141,25 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
         policy = operand.policy
         chosen = selection.of(both(policy), device)
-        quantised = chosen.quantize(stored.to(device), Draw(policy=policy, key=key), axis=operand.axis)
-        return turned(dequantised(quantised).to(torch.float32).cpu(), operand.axis).contiguous()
+        quantised = chosen.quantize(
+            stored.to(device), Draw(policy=policy, key=key), axis=operand.axis
+        )
+        return turned(
+            dequantised(quantised).to(torch.float32).cpu(), operand.axis
+        ).contiguous()
 
     operands = _operands(recipe)
     if not operands:
-        raise UserError(f"{name}: it quantises nothing in the layers without a rule, before its first phase")
+        raise UserError(
+            f"{name}: it quantises nothing in the layers without a rule, before its first phase"
+        )
     return Claim(
-        name=name, operands=operands, quantise=quantise, backend=backend, device=device, notes=(_LEFT_OUT,)
+        name=name,
+        operands=operands,
+        quantise=quantise,
+        backend=backend,
+        device=device,
+        notes=(_LEFT_OUT,),
     )
 
 
@@ -148,7 +173,9 @@ def _operands(recipe: Recipe) -> tuple[ClaimedOperand, ...]:
         # permutation without signs is drawn each call, and is left out.
         signs = "step" if policy.signs in ("call", "backward") else policy.signs
         permute = policy.permute and signs != "none"
-        plain = replace(policy, source="high_precision", mask=False, signs=signs, permute=permute)
+        plain = replace(
+            policy, source="high_precision", mask=False, signs=signs, permute=permute
+        )
         names[plain, contracted_axis(gemm, operand)].append(f"{gemm}.{operand}")
     return tuple(
         ClaimedOperand(names=tuple(alike), policy=policy, axis=axis)
@@ -175,7 +202,9 @@ def operand_of(text: str) -> ClaimedOperand:
     }
     if not by_policy:
         quantised = ", ".join(names) or "nothing"
-        raise UserError(f"--as: {text} is not quantised", hint=f"its recipe quantises {quantised}")
+        raise UserError(
+            f"--as: {text} is not quantised", hint=f"its recipe quantises {quantised}"
+        )
     if len(by_policy) > 1:
         hint = f"say which of {', '.join(names)}, as in --as {text}:{names[0]}"
         raise UserError(f"--as: the operands of {text} differ", hint=hint)
@@ -183,7 +212,9 @@ def operand_of(text: str) -> ClaimedOperand:
     if policy.hadamard:
         what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
         raise UserError(what, hint="check the recipe")
-    return ClaimedOperand(names=(wanted,), policy=policy, axis=operand.axis if is_operand else 1)
+    return ClaimedOperand(
+        names=(wanted,), policy=policy, axis=operand.axis if is_operand else 1
+    )
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
@@ -210,7 +241,9 @@ class OperandCertificate:
     @property
     def holds(self) -> bool:
         """Whether the operand is what it claims to be."""
-        return not self.disagreements and all(difference.cause in HARMLESS for difference in self.differences)
+        return not self.disagreements and all(
+            difference.cause in HARMLESS for difference in self.differences
+        )
 
 
 @torch.no_grad()
@@ -251,23 +284,32 @@ def certify(
             grid = on_grid(stored, policy, axis=operand.axis, key=keys[0])
             # A function may be random where its definition is not.
             outputs = [
-                claim.quantise(stored, operand, key) for key in (keys if is_function else defined_keys)
+                claim.quantise(stored, operand, key)
+                for key in (keys if is_function else defined_keys)
             ]
             sums.add(grid.rotated, outputs, grid.ideal)
             if is_function:
-                expected = [defined(stored, policy, operand.axis, key) for key in defined_keys]
+                expected = [
+                    defined(stored, policy, operand.axis, key) for key in defined_keys
+                ]
                 defined_sums.add(grid.rotated, expected, grid.ideal)
             if number < COMPARED:
-                comparison.add(outputs[0], stored, policy, operand.axis, keys[0], data=kind)
+                comparison.add(
+                    outputs[0], stored, policy, operand.axis, keys[0], data=kind
+                )
             done(1)
         figures[kind] = sums.figures()
         if is_function:
             definition[kind] = defined_sums.figures()
-            disagreements += [f"{name} ({kind})" for name in figures[kind].unlike(definition[kind])]
+            disagreements += [
+                f"{name} ({kind})" for name in figures[kind].unlike(definition[kind])
+            ]
     plain = ClaimedOperand(names=operand.names, policy=without_rotation(policy), axis=1)
     key = plain.key(0, 0, seed)
     for name, probe in corners(plain.policy, seed=seed, rows=128).items():
-        comparison.add(claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name)
+        comparison.add(
+            claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name
+        )
     return OperandCertificate(
         operand=operand, figures=figures, definition=definition, disagreements=tuple(disagreements),
         compared=comparison.num_values, differences=tuple(comparison.by_cause.values()),

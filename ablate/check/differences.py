@@ -69,7 +69,14 @@ class Comparison:
         self.by_cause: dict[str, Differences] = {}
 
     def add(
-        self, values: Tensor, stored: Tensor, policy: OperandPolicy, axis: int, key: Key, *, data: str
+        self,
+        values: Tensor,
+        stored: Tensor,
+        policy: OperandPolicy,
+        axis: int,
+        key: Key,
+        *,
+        data: str,
     ) -> None:
         """Compare the subject's values of a stored matrix (fp32 [n, k]); ``data``: the tensor's name."""
         expected = defined(stored, policy, axis, key)
@@ -79,7 +86,9 @@ class Comparison:
         # The grid's neighbours towards and away from zero; the same on the grid.
         levels = grid_of(grid.element)
         largest = grid.element.max
-        magnitude = grid.scaled.abs().nan_to_num(nan=0.0, posinf=largest).clamp(max=largest)
+        magnitude = (
+            grid.scaled.abs().nan_to_num(nan=0.0, posinf=largest).clamp(max=largest)
+        )
         lower = levels[torch.searchsorted(levels, magnitude, right=True) - 1]
         upper = levels[torch.searchsorted(levels, magnitude)]
         is_lower = _near(units, torch.copysign(lower, grid.scaled))

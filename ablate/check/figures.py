@@ -67,7 +67,9 @@ class RatioEstimate:
         return self.is_at(other.value, other.error or 0.0)
 
 
-def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[RatioEstimate, ...]:
+def ratios(
+    pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0
+) -> tuple[RatioEstimate, ...]:
     """Estimate ``start`` + Σa / Σb from a pair (a_i, b_i) per tensor; for vectors, one estimate per place."""
     if not pairs:
         return ()
@@ -80,7 +82,9 @@ def ratios(pairs: Sequence[tuple[Tensor, Tensor]], start: float = 0.0) -> tuple[
     estimates = []
     for quotient, error in zip(quotients.tolist(), errors.tolist(), strict=True):
         known_error = ratio(error, 1.0) if count > 1 else None
-        estimates.append(RatioEstimate(value=ratio(start + quotient, 1.0), error=known_error))
+        estimates.append(
+            RatioEstimate(value=ratio(start + quotient, 1.0), error=known_error)
+        )
     return tuple(estimates)
 
 
@@ -113,15 +117,24 @@ class RoundingFigures:
         for period in range(1, len(gains) + 1):
             if len(self.by_position) % period:
                 continue
-            means = tuple(statistics.fmean(gains[start::period]) for start in range(period))
-            if all(gain.is_at(means[place % period]) for place, gain in enumerate(self.by_position)):
+            means = tuple(
+                statistics.fmean(gains[start::period]) for start in range(period)
+            )
+            if all(
+                gain.is_at(means[place % period])
+                for place, gain in enumerate(self.by_position)
+            ):
                 return means
         return tuple(gains)
 
     @property
     def largest_alike(self) -> tuple[str, RatioEstimate] | None:
         """The neighbours whose noise is most alike; None if none is so beyond the bound."""
-        beyond = [item for item in self.noise_alike.items() if abs(item[1].off(0.0) or 0.0) > BOUND]
+        beyond = [
+            item
+            for item in self.noise_alike.items()
+            if abs(item[1].off(0.0) or 0.0) > BOUND
+        ]
         return max(beyond, key=lambda item: abs(item[1].value or 0.0), default=None)
 
     def unlike(self, other: RoundingFigures) -> list[str]:
@@ -130,9 +143,15 @@ class RoundingFigures:
             "gain": [(self.gain, other.gain)],
             "relative error": [(self.relative_error, other.relative_error)],
             "bias share": [(self.bias_share, other.bias_share)],
-            "gain by position": list(zip(self.by_position, other.by_position, strict=True)),
+            "gain by position": list(
+                zip(self.by_position, other.by_position, strict=True)
+            ),
         }
-        names = [name for name, both in pairs.items() if not all(a.agrees_with(b) for a, b in both)]
+        names = [
+            name
+            for name, both in pairs.items()
+            if not all(a.agrees_with(b) for a, b in both)
+        ]
         if self.largest_alike is not None and other.largest_alike is None:
             names.append("independence of the noise")
         return names
@@ -162,9 +181,16 @@ class Sums:
             whole = (exact * exact).view(-1, self.columns).sum(0)
             self.pairs["position"].append((along, whole))
         if len(outputs) == 2:
-            noise = ((first - last) * exact.sign()).view(-1)  # pairs across the ends of rows hardly count
-            products = [_dot(noise[:-far], noise[far:]) for far in (*_NEIGHBOURS, exact.shape[1])]
-            self.pairs["noise"].append((torch.stack(products), _dot(noise, noise).expand(len(products))))
+            noise = ((first - last) * exact.sign()).view(
+                -1
+            )  # pairs across the ends of rows hardly count
+            products = [
+                _dot(noise[:-far], noise[far:])
+                for far in (*_NEIGHBOURS, exact.shape[1])
+            ]
+            self.pairs["noise"].append(
+                (torch.stack(products), _dot(noise, noise).expand(len(products)))
+            )
 
     def figures(self) -> RoundingFigures:
         """Compute the figures of all tensors so far: one at least."""
@@ -174,7 +200,11 @@ class Sums:
         (energy,) = ratios(self.pairs["error"])
         scale_bias, dead_zone, grid_noise = ratios(self.pairs["parts"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
-        spread = energy.error / (2 * root) if energy.error is not None and root else energy.error
+        spread = (
+            energy.error / (2 * root)
+            if energy.error is not None and root
+            else energy.error
+        )
         return RoundingFigures(
             gain=gain,
             by_position=ratios(self.pairs["position"], 1.0),
@@ -188,7 +218,9 @@ class Sums:
         )
 
 
-def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float, float, float]:
+def error_parts(
+    exact: Tensor, quantised: Tensor, ideal: Tensor
+) -> tuple[float, float, float]:
     """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise, which add up to it.
 
     The parts are those of Li, Wu, Shen (arXiv 2605.20402), who split MXFP4's error; here of any format with
@@ -200,7 +232,11 @@ def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> tuple[float,
     energies = (ideal - exact).double().square()
     dead = energies[ideal == 0].sum().item()
     noise = energies[ideal != 0].sum().item()
-    return (quantised - exact).double().square().sum().item() - dead - noise, dead, noise
+    return (
+        (quantised - exact).double().square().sum().item() - dead - noise,
+        dead,
+        noise,
+    )
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -78,7 +78,9 @@ class TestedMachine:
     @property
     def file_name(self) -> str:
         """The name of the device's record, without an ending: architecture and device."""
-        return "-".join([self.device.arch, *re.findall(r"[a-z0-9]+", self.name.lower())])
+        return "-".join(
+            [self.device.arch, *re.findall(r"[a-z0-9]+", self.name.lower())]
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -100,7 +102,9 @@ class ProofRecord:
     def __str__(self) -> str:
         """Count the parts by state, in a few words."""
         states = [part.state for part in self.parts]
-        return "Parts: " + ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return "Parts: " + ", ".join(
+            f"{states.count(state)} {state}" for state in dict.fromkeys(states)
+        )
 
 
 def read_proof(path: Path) -> ProofRecord:
@@ -116,9 +120,13 @@ def read_proof(path: Path) -> ProofRecord:
 def page(record: ProofRecord) -> str:
     """Render the page in Markdown: what was tested, the parts, then every finding, the failures first."""
     machine = record.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in machine.versions.items() if version
+    )
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
-    findings = [(part.name, finding) for part in record.parts for finding in part.findings]
+    findings = [
+        (part.name, finding) for part in record.parts for finding in part.findings
+    ]
     remarks = [
         f"Other work in {part}: {finding.detail}. Times may be too long.\n"
         for part, finding in findings
@@ -150,7 +158,9 @@ def detail_of(finding: CheckFinding) -> str:
     """Join a finding's line, its figures and a link to its file."""
     details = [finding.detail]
     if finding.figures:
-        details.append(", ".join(f"{name} {value:.4g}" for name, value in finding.figures.items()))
+        details.append(
+            ", ".join(f"{name} {value:.4g}" for name, value in finding.figures.items())
+        )
     if finding.tensors:
         details.append(f"[tensors]({finding.tensors})")
     return "; ".join(filter(None, details))
@@ -158,4 +168,6 @@ def detail_of(finding: CheckFinding) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells]
+    return [
+        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells
+    ]

@@ -46,11 +46,18 @@ from ablate.check.record import (
 )
 from ablate.check.speed import rates, steps
 from ablate.check.training import training
-from ablate.execute.environment import code_digest, cpu_name, fingerprint, other_work, version_of
+from ablate.execute.environment import (
+    code_digest,
+    cpu_name,
+    fingerprint,
+    other_work,
+    version_of,
+)
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
     from ablate.backends.device import Device
+    from ablate.backends.protocol import Backend
 
 Checks = Callable[[Setup], Iterator[Check]]
 """A part: it yields its checks in the same order each time, and does no work between them."""
@@ -68,7 +75,9 @@ def setup_of(where: str, device: Device) -> Setup:
         except ValueError as error:
             setup.refused[name] = str(error)
             continue
-        supports = {policy: backend.support(both(policy), device) for policy in POLICIES}
+        supports = {
+            policy: backend.support(both(policy), device) for policy in POLICIES
+        }
         if any(support.mode != "no" for support in supports.values()):
             setup.backends[name] = backend
         else:
@@ -79,9 +88,18 @@ def setup_of(where: str, device: Device) -> Setup:
 def machine_of(setup: Setup) -> TestedMachine:
     """Describe what is tested, and with which versions."""
     packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
-    versions: dict[str, str | None] = {"ablate": __version__, "python": platform.python_version()}
-    versions |= {package: version for package in packages if (version := version_of(package))}
-    versions |= {"cuda": torch.version.cuda, "rocm": torch.version.hip, "driver": driver_version()}
+    versions: dict[str, str | None] = {
+        "ablate": __version__,
+        "python": platform.python_version(),
+    }
+    versions |= {
+        package: version for package in packages if (version := version_of(package))
+    }
+    versions |= {
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "driver": driver_version(),
+    }
     return TestedMachine(
         device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(), versions=versions,
@@ -93,9 +111,12 @@ def facts(setup: Setup) -> Iterator[Check]:
     yield Check(of="device", run=partial(_device, setup))
     yield _work_beside(setup)
     threads = torch.get_num_threads()
-    yield Check(of="arithmetic", run=lambda: Told(f"fingerprint {fingerprint(setup.where, threads)}"))
+    yield Check(
+        of="arithmetic",
+        run=lambda: Told(f"fingerprint {fingerprint(setup.where, threads)}"),
+    )
     for name, backend in setup.backends.items():
-        yield Check(of="back end", backend=name, run=lambda one=backend: Told(one.detail()))  # type: ignore[misc]
+        yield Check(of="back end", backend=name, run=partial(_detail, backend))
     for name, why in setup.refused.items():
         skip = Skip(f"does not claim this device: {why}")
         yield Check(of="back end", backend=name, run=partial(ending, skip))
@@ -104,6 +125,10 @@ def facts(setup: Setup) -> Iterator[Check]:
 def _work_beside(setup: Setup) -> Check:
     """Make a check that tells what else the device does now."""
     return Check(of=OTHER_WORK, run=lambda: Told(other_work(setup.where) or NO_WORK))
+
+
+def _detail(backend: Backend) -> Told:
+    return Told(backend.detail())
 
 
 def _device(setup: Setup) -> Told:
@@ -119,7 +144,10 @@ def _device(setup: Setup) -> Told:
     if setup.on_gpu:
         about: Any = cuda.get_device_properties(setup.where)
         name = f"{about.name} ({setup.device.arch})"
-        figures = {"memory_GB": about.total_memory / 1e9, "processors": float(about.multi_processor_count)}
+        figures = {
+            "memory_GB": about.total_memory / 1e9,
+            "processors": float(about.multi_processor_count),
+        }
         sources = {
             "largest_clock_MHz": lambda: about.clock_rate / 1e3,
             "clock_MHz": lambda: float(cuda.clock_rate(setup.where)),
@@ -129,7 +157,9 @@ def _device(setup: Setup) -> Told:
     for figure, read in sources.items():
         try:
             figures[figure] = read()
-        except Exception as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
+        except (
+            Exception
+        ) as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
             name += f"; not known: {figure} ({with_type(error)})"
     return Told(name, figures)
 
@@ -138,11 +168,15 @@ def _suite(*kinds: str, quick: bool | None = None) -> Checks:
     """Make a part of the suite's checks of these kinds, of QUICK policies, the others, or (None) all."""
 
     def part(setup: Setup) -> Iterator[Check]:
-        policies = tuple(policy for policy in POLICIES if quick is None or quick == (policy in QUICK))
+        policies = tuple(
+            policy for policy in POLICIES if quick is None or quick == (policy in QUICK)
+        )
         for name, backend in setup.backends.items():
             for check in checks(backend, setup.where, policies):
                 if check.kind in kinds:
-                    yield replace(check, backend=name, kind=check.kind if len(kinds) > 1 else "")
+                    yield replace(
+                        check, backend=name, kind=check.kind if len(kinds) > 1 else ""
+                    )
 
     return part
 
@@ -189,7 +223,10 @@ class _Keeper:
         if former.begun is not None:
             _, backend, check = former.begun
             self.findings[former.begun] = CheckFinding(
-                backend=backend, check=check, result="failed", detail="the process ended within it"
+                backend=backend,
+                check=check,
+                result="failed",
+                detail="the process ended within it",
             )
 
     def write(self, begun: _Place | None = None) -> ProofRecord:
@@ -205,7 +242,9 @@ class _Keeper:
         return record
 
     def _part(self, name: str) -> Part:
-        findings = tuple(finding for place, finding in self.findings.items() if place[0] == name)
+        findings = tuple(
+            finding for place, finding in self.findings.items() if place[0] == name
+        )
         results = {finding.result for finding in findings}
         why = None if name in self.finished_parts else "time"
         state: State
@@ -258,16 +297,30 @@ def prove(
             except KeyboardInterrupt:
                 keeper.write()
                 raise
-            tensors = _save(keeper.path, place, error) if isinstance(error, FaultError) else None
+            tensors = (
+                _save(keeper.path, place, error)
+                if isinstance(error, FaultError)
+                else None
+            )
             finding = CheckFinding(
-                backend=check.backend, check=check.name, seconds=clock() - started, tensors=tensors, **outcome
+                backend=check.backend,
+                check=check.name,
+                seconds=clock() - started,
+                tensors=tensors,
+                **outcome,
             )
             keeper.findings[place] = finding
-            say(f"{finding.result:<7} {name}: {finding.check} ({finding.backend}): {detail_of(finding)}")
-            if type(error).__name__ == "AcceleratorError" or re.search("(CUDA|HIP) error:", str(error)):
+            say(
+                f"{finding.result:<7} {name}: {finding.check} ({finding.backend}): {detail_of(finding)}"
+            )
+            if type(error).__name__ == "AcceleratorError" or re.search(
+                "(CUDA|HIP) error:", str(error)
+            ):
                 keeper.write()
                 what = f"the device is lost to this process ({finding.detail})"
-                raise UserError(what, hint="the same command run again continues behind that check")
+                raise UserError(
+                    what, hint="the same command run again continues behind that check"
+                )
         else:
             keeper.finished_parts.add(name)
     record = keeper.write()
@@ -285,7 +338,9 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
 
 def _save(path: Path, place: _Place, fault: FaultError) -> str:
     """Save the tensors that show a fault beside the record, for ``torch.load``; return the file's name."""
-    beside = path.with_name("-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt")
+    beside = path.with_name(
+        "-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt"
+    )
     content = io.BytesIO()
     torch.save({"what": str(fault), "tensors": fault.tensors}, content)
     write_bytes_atomic(beside, content.getvalue())

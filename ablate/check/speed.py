@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 MODELS: dict[str, ModelConfig] = {
     "llama-tiny": ModelConfig(**PRESETS["llama-tiny"]),
     "llama 150M": ModelConfig(
-        **PRESETS["llama3.2-1b"] | {"width": 896, "layers": 12, "heads": 14, "kv_heads": 14, "ffn": 2432}
+        **PRESETS["llama3.2-1b"]
+        | {"width": 896, "layers": 12, "heads": 14, "kv_heads": 14, "ffn": 2432}
     ),
     "llama3.2-1b": ModelConfig(**PRESETS["llama3.2-1b"]),
 }
@@ -77,11 +78,18 @@ def time_gemm(
     bf16 = OperandPolicy()
     tensors = []
     for seed, rows in enumerate((shape.tokens, shape.outputs)):
-        drawn = torch.randn(rows, shape.inputs, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(
+            rows, shape.inputs, generator=torch.Generator().manual_seed(seed)
+        )
         tensors.append(drawn.to(torch.bfloat16).to(where))
-    work = [*_work(backend, policy, tensors), *_work(auto.of(both(fp8), where), fp8, tensors)]
+    work = [
+        *_work(backend, policy, tensors),
+        *_work(auto.of(both(fp8), where), fp8, tensors),
+    ]
     work.append(_work(auto.of(both(bf16), where), bf16, tensors)[1])
-    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(work, where, repeats)
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(
+        work, where, repeats
+    )
     total_ms = quantise_ms + multiply_ms
     tflops = 2 * shape.tokens * shape.outputs * shape.inputs / multiply_ms / 1e9
     figures = {
@@ -102,18 +110,26 @@ def _work(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Make two calls: one quantises both operands, the other multiplies already quantised operands."""
     draws = [
-        Draw(policy=policy, key=Key(seed=0, layer="bench", gemm="fprop", operand=name, step=1))
+        Draw(
+            policy=policy,
+            key=Key(seed=0, layer="bench", gemm="fprop", operand=name, step=1),
+        )
         for name in OPERANDS["fprop"]
     ]
 
     def quantise() -> list[Any]:
-        return [backend.quantize(tensor, draw, axis=1) for tensor, draw in zip(tensors, draws, strict=True)]
+        return [
+            backend.quantize(tensor, draw, axis=1)
+            for tensor, draw in zip(tensors, draws, strict=True)
+        ]
 
     left, right = quantise()
     return quantise, lambda: backend.multiply(left, right)
 
 
-def medians_ms(work: Sequence[Callable[[], object]], where: str, repeats: int) -> list[float]:
+def medians_ms(
+    work: Sequence[Callable[[], object]], where: str, repeats: int
+) -> list[float]:
     """Measure the calls in turns; return each one's median time in milliseconds, without warm-ups."""
     measured: list[list[float]] = [[] for _ in work]
     for turn in range(_WARM_UPS + repeats):
@@ -146,9 +162,16 @@ def rates(setup: Setup) -> Iterator[Check]:
     """Yield checks of the rate of each format's GEMM at some shapes, by each back end that claims it."""
     sizes = [(1024, 1024, 1024)]
     if setup.on_gpu:
-        sizes = [(8192, 2048, 8192), (8192, 4096, 4096), (8192, 4096, 14336), (4096, 8192, 8192)]
+        sizes = [
+            (8192, 2048, 8192),
+            (8192, 4096, 4096),
+            (8192, 4096, 14336),
+            (4096, 8192, 8192),
+        ]
     shapes = itertools.starmap(Shape, sizes)
-    for shape, fmt, (name, backend) in itertools.product(shapes, _FORMATS, setup.backends.items()):
+    for shape, fmt, (name, backend) in itertools.product(
+        shapes, _FORMATS, setup.backends.items()
+    ):
         policy = OperandPolicy(format=fmt)
         # bf16 is the device's own GEMM, whatever the back end.
         is_its_own = name == "emulated" or not policy.is_high_precision
@@ -164,7 +187,9 @@ def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
     repeats = 20 if setup.on_gpu else 3
     mode, figures = time_gemm(policy, shape, name, setup.where, repeats=repeats)
     share = figures.get("share_of_peak", 0.0)
-    assert share <= 1, f"{figures['TFLOP_per_s']:.0f} TFLOP/s, {share:.2f} times the published peak"
+    assert share <= 1, (
+        f"{figures['TFLOP_per_s']:.0f} TFLOP/s, {share:.2f} times the published peak"
+    )
     return Told(mode, figures)
 
 
@@ -181,17 +206,26 @@ def steps(setup: Setup) -> Iterator[Check]:
             recipes.append((f"{name} {mode}", backend, recipe))
     for model in MODELS:
         if not setup.on_gpu and model != "llama-tiny":
-            yield Check(of=model, run=partial(ending, Skip("on a CPU llama-tiny alone is timed")))
+            yield Check(
+                of=model,
+                run=partial(ending, Skip("on a CPU llama-tiny alone is timed")),
+            )
             continue
-        for (name, backend, recipe), how in itertools.product(recipes, ("not compiled", "compiled")):
+        for (name, backend, recipe), how in itertools.product(
+            recipes, ("not compiled", "compiled")
+        ):
             yield Check(
                 backend=backend,
                 of=f"{model}, {name}, {how}",
-                run=partial(_step, setup, model, recipe, backend, compiled=how == "compiled"),
+                run=partial(
+                    _step, setup, model, recipe, backend, compiled=how == "compiled"
+                ),
             )
 
 
-def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: bool) -> Told:
+def _step(
+    setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: bool
+) -> Told:
     if compiled and not (setup.on_gpu or any(map(shutil.which, ("g++", "clang++")))):
         raise Skip("torch.compile needs a C++ compiler on a CPU")
     if model == "llama-tiny":
@@ -204,7 +238,9 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
     )  # fmt: skip
     num_steps, warmup = (5, 3) if setup.on_gpu else (1, 1)
     try:
-        times = time_steps(config, device=setup.where, steps=num_steps, warmup=warmup, repeats=3)
+        times = time_steps(
+            config, device=setup.where, steps=num_steps, warmup=warmup, repeats=3
+        )
     except torch.OutOfMemoryError:
         raise Skip("out of the device's memory") from None
     finally:
@@ -212,7 +248,10 @@ def _step(setup: Setup, model: str, recipe: Recipe, backend: str, *, compiled: b
         if setup.on_gpu:
             torch.cuda.empty_cache()
     seconds = statistics.median(times.sec_per_step)
-    figures = {"step_ms": seconds * 1e3, "tokens_per_s": times.tokens_per_step / seconds}
+    figures = {
+        "step_ms": seconds * 1e3,
+        "tokens_per_s": times.tokens_per_step / seconds,
+    }
     if times.peak_memory_bytes is not None:
         figures["peak_memory_GB"] = times.peak_memory_bytes / 1e9
     return Told(f"{sequences} × {positions} tokens, {times.launch}", figures)

@@ -69,9 +69,18 @@ def config_of(
 
 def _train(where: str, backend: str, recipe: Recipe) -> str:
     # 100 tokens a step, which no block divides.
-    settings = {"tokens": 100 * _STEPS, "seq_len": 25, "batch_size": 4, "learning_rate": 1e-3}
-    trainee = assemble(config_of(_MODEL, recipe, backend, _VOCABULARY, **settings), where)
-    reference = assemble(config_of(_MODEL, recipe, "reference", _VOCABULARY, **settings), "cpu")
+    settings = {
+        "tokens": 100 * _STEPS,
+        "seq_len": 25,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+    }
+    trainee = assemble(
+        config_of(_MODEL, recipe, backend, _VOCABULARY, **settings), where
+    )
+    reference = assemble(
+        config_of(_MODEL, recipe, "reference", _VOCABULARY, **settings), "cpu"
+    )
     window = np.random.default_rng(0).integers(0, _VOCABULARY, (4, 26))
     losses = []
     farthest = 0.0
@@ -97,14 +106,19 @@ def _compare_step(
         FaultError: names the first layer that differs.
     """
     operands: dict[tuple[str, ...], Operand] = {}
-    inputs: dict[str, tuple[Any, dict[str, Tensor]]] = {}  # of each layer: its position, and tensors
+    inputs: dict[
+        str, tuple[Any, dict[str, Tensor]]
+    ] = {}  # of each layer: its position, and tensors
 
     def watch(layer: str, gemm: str, name: str, operand: Operand) -> None:
         operands[layer, gemm, name] = operand
 
     def tap(layer: str, at: Any, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         tensors = {"dy": dy, "x": x, "weight": weight}
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        copies = {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in tensors.items()
+        }
         inputs[layer] = at, copies
 
     def compare(layer: str, gemm: str, name: str, expected: Operand) -> None:
@@ -126,7 +140,10 @@ def _compare_step(
     for layer, gemm in order:
         at, tensors = inputs[layer]
         expected = product(reference_layers[layer], gemm, at, **tensors).double()
-        on_device = {name: tensor.to(layers[layer].weight.device) for name, tensor in tensors.items()}
+        on_device = {
+            name: tensor.to(layers[layer].weight.device)
+            for name, tensor in tensors.items()
+        }
         result = product(layers[layer], gemm, at, **on_device).cpu().double()
         distance = float((result - expected).norm() / expected.norm())
         if not distance <= _APART:
@@ -140,4 +157,6 @@ def _compare_step(
 def training(setup: Setup) -> Iterator[Check]:
     """Yield a check of some steps of training for each back end and each recipe it supports."""
     for backend, name, recipe in trained(setup):
-        yield Check(backend=backend, of=name, run=partial(_train, setup.where, backend, recipe))
+        yield Check(
+            backend=backend, of=name, run=partial(_train, setup.where, backend, recipe)
+        )

@@ -18,33 +18,56 @@ from ablate.base.files import restrict_umask
 # group in --help -> verb -> (one line of help, where its command is defined)
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Study": {
-        "init": ("Write a first study with comments, or print the schema of study files.", "planning:init"),
+        "init": (
+            "Write a first study with comments, or print the schema of study files.",
+            "planning:init",
+        ),
         "pilot": (
             "Train the baseline with two seeds; advise on target, seeds and time.",
             "planning:pilot",
         ),
         "run": ("Run what a study lacks, then write its report.", "run:command"),
-        "search": ("Search the best recipes of a grid, then write their front.", "run:search"),
-        "submit": ("Run a study on a Ray cluster, as a job that lives there.", "run:submit"),
+        "search": (
+            "Search the best recipes of a grid, then write their front.",
+            "run:search",
+        ),
+        "submit": (
+            "Run a study on a Ray cluster, as a job that lives there.",
+            "run:submit",
+        ),
         "plan": ("Show the runs of a study without starting any.", "planning:plan"),
         "status": ("Show the progress of a study.", "manage:status"),
         "logs": ("Show a run's attempts and what they printed.", "manage:logs"),
         "cancel": ("Stop a study wherever it is being run.", "manage:cancel"),
         "clean": ("Remove what a study no longer needs.", "manage:clean"),
-        "recipes": ("List the published recipes, or show one in full.", "recipes:command"),
+        "recipes": (
+            "List the published recipes, or show one in full.",
+            "recipes:command",
+        ),
     },
     "Results": {
         "report": ("Write a study's report.", "report:report"),
         "compare": ("Put studies side by side.", "report:compare"),
         "import": ("Make a study of logs that others wrote.", "import_:command"),
-        "dashboard": ("Open a study's pages in MLflow, or only send what MLflow lacks.", "report:dashboard"),
+        "dashboard": (
+            "Open a study's pages in MLflow, or only send what MLflow lacks.",
+            "report:dashboard",
+        ),
     },
     "Hardware": {
-        "check": ("Check back ends, a device or a quantiser; time a study's steps.", "check:command"),
-        "diagnose": ("Rank a model's layers and GEMMs by the harm that FP4 would do.", "diagnose:command"),
+        "check": (
+            "Check back ends, a device or a quantiser; time a study's steps.",
+            "check:command",
+        ),
+        "diagnose": (
+            "Rank a model's layers and GEMMs by the harm that FP4 would do.",
+            "diagnose:command",
+        ),
     },
 }
-VERBS = {verb: place for group in _GROUPS.values() for verb, (_, place) in group.items()}
+VERBS = {
+    verb: place for group in _GROUPS.values() for verb, (_, place) in group.items()
+}
 
 
 class _LazyGroup(click.Group):
@@ -55,14 +78,20 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name in VERBS:
-            command: click.Command = pkgutil.resolve_name(f"ablate.cli.{VERBS[cmd_name]}")
+            command: click.Command = pkgutil.resolve_name(
+                f"ablate.cli.{VERBS[cmd_name]}"
+            )
             return command
         if cmd_name == "" or cmd_name.startswith("-"):
             return None
         hint = likely(cmd_name, VERBS, f"expected one of {', '.join(VERBS)}")
         raise UserError(f"no command '{cmd_name}' ({hint})")
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
         for group, verbs in _GROUPS.items():
             with formatter.section(group):
                 formatter.write_dl([(verb, line) for verb, (line, _) in verbs.items()])
@@ -95,7 +124,11 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         message = error.format_message()
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ablate"
+        command = (
+            error.ctx.command_path
+            if isinstance(error, click.UsageError) and error.ctx
+            else "ablate"
+        )
         click.echo(f"{command}: {message}", err=True)
         sys.exit(2)
     except click.Abort:

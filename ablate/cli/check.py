@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.backends.device import NO_COMPILER, chosen_device, cpp_compiler, device_of_arch
+from ablate.backends.device import (
+    NO_COMPILER,
+    chosen_device,
+    cpp_compiler,
+    device_of_arch,
+)
 from ablate.check import MINUTES, OUT
 from ablate.cli.check_quantiser import arm, function, recipe
 from ablate.cli.check_steps import steps
@@ -46,10 +51,16 @@ def command() -> None:
     "  ablate check backends gfx950      what an MI355X would do",
 )
 @click.argument("architecture", required=False, metavar="[ARCHITECTURE]")
-@click.option("--details", is_flag=True, help="Say how, or why not, for every back end and format.")
+@click.option(
+    "--details",
+    is_flag=True,
+    help="Say how, or why not, for every back end and format.",
+)
 @json_option
 @out_option
-def backends(architecture: str | None, *, details: bool, as_json: bool, out: Path | None) -> int:
+def backends(
+    architecture: str | None, *, details: bool, as_json: bool, out: Path | None
+) -> int:
     """Show which back end supports which format here, and run the short self-test of each.
 
     native: the device has an instruction for the format. upcast: packed codes are widened to bf16 before they
@@ -70,12 +81,18 @@ def backends(architecture: str | None, *, details: bool, as_json: bool, out: Pat
     elsewhere = ", not here: as its support is known" if architecture else ""
     say(f"{device.name} ({device.arch}){elsewhere}\n")
     gemms = _gemms()
-    auto = {fmt: Selection("auto").choose(gemm, device)[0].name for fmt, gemm in gemms.items()}
+    auto = {
+        fmt: Selection("auto").choose(gemm, device)[0].name
+        for fmt, gemm in gemms.items()
+    }
     support = _support(gemms, device)
     modes: dict[str, dict[str, str]] = {}
     for row in support:
         modes.setdefault(row["backend"], {})[row["format"]] = row["mode"]
-    table = [(fmt, chosen, *(by_format[fmt] for by_format in modes.values())) for fmt, chosen in auto.items()]
+    table = [
+        (fmt, chosen, *(by_format[fmt] for by_format in modes.values()))
+        for fmt, chosen in auto.items()
+    ]
     say(format_table(("format", "auto", *modes), table) + "\n")
     if details:
         for row in support:
@@ -84,7 +101,11 @@ def backends(architecture: str | None, *, details: bool, as_json: bool, out: Pat
     else:
         say("--details says how, and why not.\n")
     if architecture is None:
-        usable = [name for name, by_format in modes.items() if {*by_format.values()} - {"no", "reference"}]
+        usable = [
+            name
+            for name, by_format in modes.items()
+            if {*by_format.values()} - {"no", "reference"}
+        ]
         tests = _self_tests(usable, torch_device, say)
         findings: dict[str, Any] = {"self_tests": tests}
         failed = not all(test["passed"] for test in tests)
@@ -92,7 +113,12 @@ def backends(architecture: str | None, *, details: bool, as_json: bool, out: Pat
         from ablate.check.__main__ import compiled_for
 
         findings, failed = compiled_for(architecture, say)
-    about = {"kind": device.kind, "arch": device.arch, "name": device.name, "here": architecture is None}
+    about = {
+        "kind": device.kind,
+        "arch": device.arch,
+        "name": device.name,
+        "here": architecture is None,
+    }
     content = {"device": about, "backends": support, "auto": auto, **findings}
     deliver(content, (), as_json=as_json, out=out)
     return int(failed)
@@ -120,17 +146,25 @@ def _support(gemms: dict[str, Any], device: Device) -> list[dict[str, Any]]:
                 support = load_backend(name).support(gemm, device)
             except ValueError as error:
                 support = Support(mode="no", detail=str(error))
-            rows.append({"backend": name, "format": fmt, "gemm": "all", **asdict(support)})
+            rows.append(
+                {"backend": name, "format": fmt, "gemm": "all", **asdict(support)}
+            )
     return rows
 
 
-def _self_tests(names: list[str], torch_device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def _self_tests(
+    names: list[str], torch_device: str, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     from ablate.backends.select import quick_self_test
 
     tests: list[dict[str, Any]] = []
     for name in names:
         results = quick_self_test(name, torch_device)
-        failures = [f"{test['check']}: {test['detail']}" for test in results if not test["passed"]]
+        failures = [
+            f"{test['check']}: {test['detail']}"
+            for test in results
+            if not test["passed"]
+        ]
         if failures:
             say(f"self-test of {name}: FAILED: {'; '.join(failures)}")
         else:
@@ -158,7 +192,9 @@ def _self_tests(names: list[str], torch_device: str, say: Callable[[str], None])
     help="Start no further check after this many minutes.",
 )
 @json_option
-@click.option("--out", type=PATH, default=OUT, show_default=True, help="Folder of the record.")
+@click.option(
+    "--out", type=PATH, default=OUT, show_default=True, help="Folder of the record."
+)
 def device(device: str | None, *, minutes: float, as_json: bool, out: Path) -> int:
     """Test DEVICE (cpu or cuda; default: the first GPU, else the CPU) bit by bit, and time it.
 

@@ -33,7 +33,9 @@ _CAUSES = {
 
 def _known_backend(_context: click.Context, _option: click.Parameter, name: str) -> str:
     if name not in backend_names():
-        raise UserError(f"--backend: no back end '{name}' (expected {', '.join(backend_names())})")
+        raise UserError(
+            f"--backend: no back end '{name}' (expected {', '.join(backend_names())})"
+        )
     return name
 
 
@@ -45,10 +47,18 @@ _draws_option = click.option(
     help="Number of tensors of each kind of data.",
 )
 _seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of data and draws."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of data and draws.",
 )
 _backend_option = click.option(
-    "--backend", default="auto", show_default=True, callback=_known_backend, help="Back end that quantises."
+    "--backend",
+    default="auto",
+    show_default=True,
+    callback=_known_backend,
+    help="Back end that quantises.",
 )
 
 
@@ -78,7 +88,9 @@ def recipe(text: str, *, device: str | None, backend: str, **options: Any) -> in
     """
     from ablate.diagnose.inputs import recipe_of
 
-    return _certify_recipe(text, recipe_of(text, option="RECIPE"), backend, device, **options)
+    return _certify_recipe(
+        text, recipe_of(text, option="RECIPE"), backend, device, **options
+    )
 
 
 @click.command(
@@ -94,7 +106,9 @@ def recipe(text: str, *, device: str | None, backend: str, **options: Any) -> in
 @_backend_option
 @json_option
 @out_option
-def arm(study: str, name: str, *, device: str | None, backend: str, **options: Any) -> int:
+def arm(
+    study: str, name: str, *, device: str | None, backend: str, **options: Any
+) -> int:
     """Check the quantisers of an arm of STUDY, as `ablate check recipe` does."""
     from ablate.study import load_study
 
@@ -102,7 +116,9 @@ def arm(study: str, name: str, *, device: str | None, backend: str, **options: A
     if name not in recipes:
         hint = likely(name, recipes, f"arms: {', '.join(recipes)}")
         raise UserError(f"ARM: no arm '{name}' in {study} ({hint})")
-    return _certify_recipe(f"{study}, arm '{name}'", recipes[name], backend, device, **options)
+    return _certify_recipe(
+        f"{study}, arm '{name}'", recipes[name], backend, device, **options
+    )
 
 
 @click.command(
@@ -114,7 +130,11 @@ def arm(study: str, name: str, *, device: str | None, backend: str, **options: A
 )
 @click.argument("place", metavar="FILE.py:FUNCTION")
 @click.option(
-    "--as", "claimed", required=True, metavar="RECIPE[:OPERAND]", help="What the function claims to be."
+    "--as",
+    "claimed",
+    required=True,
+    metavar="RECIPE[:OPERAND]",
+    help="What the function claims to be.",
 )
 @_draws_option
 @_seed_option
@@ -129,10 +149,14 @@ def function(place: str, *, claimed: str, **options: Any) -> int:
     from ablate.base.user_functions import load_function
     from ablate.check.certificate import of_function, operand_of
 
-    return _certify(of_function(place, load_function(place), operand_of(claimed)), **options)
+    return _certify(
+        of_function(place, load_function(place), operand_of(claimed)), **options
+    )
 
 
-def _certify_recipe(name: str, recipe: Recipe, backend: str, device: str | None, **options: Any) -> int:
+def _certify_recipe(
+    name: str, recipe: Recipe, backend: str, device: str | None, **options: Any
+) -> int:
     from ablate.check.certificate import of_recipe
 
     torch_device, _ = chosen_device(device)
@@ -143,7 +167,9 @@ def _certify_recipe(name: str, recipe: Recipe, backend: str, device: str | None,
         raise UserError(f"{name}: {error} (another --backend or --device?)") from None
 
 
-def _certify(claim: Claim, *, draws: int, seed: int, as_json: bool, out: Path | None) -> int:
+def _certify(
+    claim: Claim, *, draws: int, seed: int, as_json: bool, out: Path | None
+) -> int:
     """Certify each operand of a claim and show the result; return the exit code."""
     from ablate.backends.testing.inputs import KINDS
     from ablate.check.certificate import certify
@@ -151,24 +177,36 @@ def _certify(claim: Claim, *, draws: int, seed: int, as_json: bool, out: Path | 
     length = len(KINDS) * len(claim.operands) * draws
     with click.progressbar(length=length, label="tensors", hidden=as_json) as bar:
         certificates = [
-            certify(claim, operand, draws=draws, seed=seed, done=bar.update) for operand in claim.operands
+            certify(claim, operand, draws=draws, seed=seed, done=bar.update)
+            for operand in claim.operands
         ]
     operands = []
     for certificate in certificates:
         figures = asdict(certificate)
         operand = figures.pop("operand")
-        names = {"operands": operand["names"], "policy": operand["policy"], "holds": certificate.holds}
+        names = {
+            "operands": operand["names"],
+            "policy": operand["policy"],
+            "holds": certificate.holds,
+        }
         operands.append(names | figures)
     holds = all(certificate.holds for certificate in certificates)
     content = {
         "format": 1, "subject": claim.name, "backend": claim.backend, "device": claim.device,
         "draws": draws, "seed": seed, "holds": holds, "notes": claim.notes, "operands": operands,
     }  # fmt: skip
-    deliver(content, _certificate_lines(claim, draws, certificates), as_json=as_json, out=out)
+    deliver(
+        content,
+        _certificate_lines(claim, draws, certificates),
+        as_json=as_json,
+        out=out,
+    )
     return int(not holds)
 
 
-def _certificate_lines(claim: Claim, draws: int, certificates: Sequence[OperandCertificate]) -> Iterator[str]:
+def _certificate_lines(
+    claim: Claim, draws: int, certificates: Sequence[OperandCertificate]
+) -> Iterator[str]:
     from ablate.check.certificate import SIDE
     from ablate.check.differences import HARMLESS
     from ablate.check.figures import BOUND
@@ -183,11 +221,21 @@ def _certificate_lines(claim: Claim, draws: int, certificates: Sequence[OperandC
     remarks: list[str] = []
     for certificate in certificates:
         name = ", ".join(certificate.operand.names)
-        for suffix, by_kind in (("", certificate.figures), (", definition", certificate.definition)):
+        for suffix, by_kind in (
+            ("", certificate.figures),
+            (", definition", certificate.definition),
+        ):
             for kind, figures in by_kind.items():
-                row = {"name": name, "kind": kind + suffix, "of": figures, "off": figures.gain.off(1.0)}
+                row = {
+                    "name": name,
+                    "kind": kind + suffix,
+                    "of": figures,
+                    "off": figures.gain.off(1.0),
+                }
                 figures_rows.append(row)
-        causes_rows += [{"name": name, "of": differences} for differences in certificate.differences]
+        causes_rows += [
+            {"name": name, "of": differences} for differences in certificate.differences
+        ]
         remarks += [f"{name}: {remark}" for remark in _remarks(certificate)]
     yield "\n" + table_of(_FIGURES, figures_rows)
     yield (

@@ -41,7 +41,11 @@ _COLUMNS = {
 )
 @click.argument("study")
 @click.option(
-    "--steps", type=AT_LEAST_1, default=10, show_default=True, help="Number of steps in each measurement."
+    "--steps",
+    type=AT_LEAST_1,
+    default=10,
+    show_default=True,
+    help="Number of steps in each measurement.",
 )
 @click.option(
     "--repeats",
@@ -50,7 +54,13 @@ _COLUMNS = {
     show_default=True,
     help="Number of measurements of each arm in each of the two turns.",
 )
-@click.option("--arm", "names", metavar="NAME", multiple=True, help="Time only this arm (may be repeated).")
+@click.option(
+    "--arm",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Time only this arm (may be repeated).",
+)
 @device_option
 @storage_option
 @json_option
@@ -84,9 +94,16 @@ def steps(
     from ablate.execute.throughput import measure
 
     settings = SpeedSettings(steps=steps, warmup=_WARMUP_STEPS, repeats=repeats)
-    with click.progressbar(length=2 * len(arms), label="arms, two turns", hidden=as_json) as bar:
+    with click.progressbar(
+        length=2 * len(arms), label="arms, two turns", hidden=as_json
+    ) as bar:
         record = measure(
-            plan.study, arms, plan.baseline, torch_device, settings=settings, done=lambda _: bar.update(1)
+            plan.study,
+            arms,
+            plan.baseline,
+            torch_device,
+            settings=settings,
+            done=lambda _: bar.update(1),
         )
     deliver(asdict(record), _lines(record), as_json=as_json, out=out)
     # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
@@ -95,7 +112,9 @@ def steps(
         try:
             write_record(store.throughput_path, asdict(record))
         except OSError as error:
-            raise UserError(f"cannot write {store.throughput_path}: {error.strerror or error}") from None
+            raise UserError(
+                f"cannot write {store.throughput_path}: {error.strerror or error}"
+            ) from None
         outcome = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
     else:
         outcome = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"
@@ -109,7 +128,9 @@ def _lines(record: SpeedRecord) -> Iterator[str]:
     yield f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n"
     rows = []
     for timed in record.arms:
-        peak = None if timed.peak_memory_bytes is None else timed.peak_memory_bytes / 1e9
+        peak = (
+            None if timed.peak_memory_bytes is None else timed.peak_memory_bytes / 1e9
+        )
         rows.append({"of": timed, "peak": peak, "timing": timed.why_not or "native"})
     yield table_of(_COLUMNS, rows)
     if record.other_work:

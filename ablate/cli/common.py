@@ -23,7 +23,14 @@ from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from ablate.reports import ReportPaths
     from ablate.reports.words.format import Table
@@ -38,7 +45,9 @@ _NARROWEST = 8
 class Utf8Path(click.Path):
     """A path that is valid UTF-8, so that files can contain it, and that is no loop of links."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         """Return the path; fail if it is not UTF-8, or a loop of links."""
         path: Any = super().convert(value, param, ctx)
         try:
@@ -48,7 +57,9 @@ class Utf8Path(click.Path):
             self.fail(f"'{path}' is not UTF-8 (take another name)", param, ctx)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                self.fail(f"'{path}' is a loop of links (take another path)", param, ctx)
+                self.fail(
+                    f"'{path}' is a loop of links (take another path)", param, ctx
+                )
         return path
 
 
@@ -56,13 +67,17 @@ PATH = Utf8Path(path_type=Path)
 FILE = Utf8Path(dir_okay=False, path_type=Path)
 FOLDER = Utf8Path(file_okay=False, path_type=Path)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for scripts.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object for scripts."
+)
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")
 device_option = click.option(
     "--device", help="Torch device: cpu or cuda. Default: the first GPU, else the CPU."
 )
 address_option = click.option(
-    "--address", metavar="ADDRESS", help="Address of a running Ray cluster (default: Ray on this machine)."
+    "--address",
+    metavar="ADDRESS",
+    help="Address of a running Ray cluster (default: Ray on this machine).",
 )
 set_option = click.option(
     "--set",
@@ -82,7 +97,9 @@ storage_option = click.option(
 )
 
 
-def _checked(_context: click.Context, _option: click.Parameter, uri: str | None) -> str | None:
+def _checked(
+    _context: click.Context, _option: click.Parameter, uri: str | None
+) -> str | None:
     """Refuse an address that MLflow does not take, before anything is done."""
     if uri is not None or "MLFLOW_TRACKING_URI" in os.environ:
         from ablate.track.sink import resolve_tracking_uri
@@ -111,17 +128,23 @@ def target_of(text: str) -> Target:
     try:
         target = Target(kind=kind, value=float(value))  # type: ignore[arg-type]
     except ValueError:
-        raise UserError(f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'") from None
+        raise UserError(
+            f"--target: expected val_loss=NUMBER or perplexity=NUMBER, got '{text}'"
+        ) from None
     if target.kind == "perplexity" and target.value <= 1:
         raise UserError(f"--target: a perplexity is above 1, got {target.value:g}")
     return target
 
 
-def refuse_other_options(context: click.Context, takes: Collection[str], what: str) -> None:
+def refuse_other_options(
+    context: click.Context, takes: Collection[str], what: str
+) -> None:
     """Raise ``UserError`` for an option on the command line that ``what`` does not take."""
     for option in context.command.params:
         name = option.name or ""
-        is_set = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        is_set = (
+            context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+        )
         if is_set and isinstance(option, click.Option) and name not in takes:
             raise UserError(f"{option.opts[0]}: not for {what}")
 
@@ -135,7 +158,9 @@ def ended_by_ctrl_c(again: str) -> Iterator[None]:
     """
 
     def end(*_: object) -> None:
-        shown = "\x1b[?25h" * sys.stderr.isatty()  # a progress bar has hidden the cursor
+        shown = (
+            "\x1b[?25h" * sys.stderr.isatty()
+        )  # a progress bar has hidden the cursor
         os.write(2, f"{shown}\nStopped; go on with: {again}\n".encode())
         os._exit(130)
 
@@ -159,11 +184,17 @@ def find_study(storage: Path, study: str) -> StudyStore:
         return study_named(storage, study)
     loaded = load_study(study)
     verb = "run" if loaded.search is None else "search"
-    return study_named(storage, loaded.name, start=command_line(verb, study, storage=storage))
+    return study_named(
+        storage, loaded.name, start=command_line(verb, study, storage=storage)
+    )
 
 
 def find_run(
-    storage: Path, start: str, study: str | None = None, *, rather: Callable[[RunDir], bool] | None = None
+    storage: Path,
+    start: str,
+    study: str | None = None,
+    *,
+    rather: Callable[[RunDir], bool] | None = None,
 ) -> RunDir:
     """Find the run whose id begins with ``start``, in ``study`` or in any study.
 
@@ -175,10 +206,14 @@ def find_run(
     from ablate.store import StudyStore
 
     if not start.isalnum():
-        raise UserError(f"'{safe_text(start)}' is no run's id (expected its first letters and digits)")
+        raise UserError(
+            f"'{safe_text(start)}' is no run's id (expected its first letters and digits)"
+        )
     if study is not None and not (storage / study / "runs").is_dir():
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
-    folders = sorted(path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir())
+    folders = sorted(
+        path for path in storage.glob(f"{study or '*'}/runs/{start}*") if path.is_dir()
+    )
     runs = [StudyStore(folder.parent.parent).run(folder.name) for folder in folders]
     if rather is not None and len({run.run_id for run in runs}) == 1:
         runs = [run for run in runs if rather(run)] or runs
@@ -186,11 +221,15 @@ def find_run(
         ids = command_line("status", study or "STUDY", "--runs", storage=storage)
         raise UserError(f"no run '{start}' in {storage} (`{ids}` lists the ids)")
     if len(runs) > 1:
-        raise UserError(f"'{start}' begins {len(runs)} runs' ids: {names_text([str(r.path) for r in runs])}")
+        raise UserError(
+            f"'{start}' begins {len(runs)} runs' ids: {names_text([str(r.path) for r in runs])}"
+        )
     return runs[0]
 
 
-def deliver(content: Any, lines: Iterable[str], *, as_json: bool, out: Path | None = None) -> None:
+def deliver(
+    content: Any, lines: Iterable[str], *, as_json: bool, out: Path | None = None
+) -> None:
     """Print ``content`` as JSON, or the lines for people; write it as JSON to ``out``, too."""
     if out is not None:
         with writing_to(out):
@@ -260,7 +299,10 @@ class _Cells(string.Formatter):
 def table_of(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Write rows as a table. ``columns``: each header with its cells' format, such as ``{loss:.4f}``."""
     form = _Cells().vformat
-    return format_table(tuple(columns), [[form(text, (), row) for text in columns.values()] for row in rows])
+    return format_table(
+        tuple(columns),
+        [[form(text, (), row) for text in columns.values()] for row in rows],
+    )
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -270,7 +312,8 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     table = [header, *rows]
     widths = [
-        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*table, strict=True)
+        max(len(line) for cell in column for line in cell.split("\n"))
+        for column in zip(*table, strict=True)
     ]
     room = shutil.get_terminal_size((100, 24)).columns - len(_GAP) * (len(header) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:

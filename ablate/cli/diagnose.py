@@ -60,7 +60,9 @@ _POLICIES = {
 }
 
 
-def _share(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+def _share(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> float | None:
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
@@ -71,15 +73,25 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
 
 @click.command("diagnose", epilog=_EXAMPLES)
 @click.argument("model")
-@click.option("--data", metavar="PATH", help="Text. Default: a run's own text, else Python's library.")
-@click.option("--recipe", help="A recipe's name, or a mapping. Default: a run's own recipe, else mxfp4.")
+@click.option(
+    "--data",
+    metavar="PATH",
+    help="Text. Default: a run's own text, else Python's library.",
+)
+@click.option(
+    "--recipe",
+    help="A recipe's name, or a mapping. Default: a run's own recipe, else mxfp4.",
+)
 @click.option(
     "--options",
     metavar="MAPPING",
     help="Arguments of your function, or fields of a Hugging Face configuration.",
 )
 @click.option(
-    "--layers", multiple=True, metavar="PATTERN", help="Diagnose only layers that match (may be repeated)."
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Diagnose only layers that match (may be repeated).",
 )
 @click.option(
     "--draws",
@@ -94,7 +106,11 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     help="Tokens of a sequence. Default: as in the run, else up to 512.",
 )
 @click.option(
-    "--sequences", type=AT_LEAST_1, default=4, show_default=True, help="Number of sequences in the batch."
+    "--sequences",
+    type=AT_LEAST_1,
+    default=4,
+    show_default=True,
+    help="Number of sequences in the batch.",
 )
 @click.option(
     "--budget",
@@ -102,9 +118,19 @@ def _share(_context: click.Context, _option: click.Parameter, text: str | None) 
     metavar="SHARE",
     help="Propose what stays in BF16 when this share is in FP4, such as 85%.",
 )
-@click.option("--write", "study", type=FILE, metavar="FILE", help="Write a study that confirms --budget.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of weights and draws."
+    "--write",
+    "study",
+    type=FILE,
+    metavar="FILE",
+    help="Write a study that confirms --budget.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of weights and draws.",
 )
 @storage_option
 @device_option
@@ -134,9 +160,13 @@ def command(
     linear layers' FLOPs stays in FP4. The table shows vendors' rules beside them.
     """
     if budget is None and study is not None:
-        raise UserError("--write: writes the study of a --budget (such as --budget 85%)")
+        raise UserError(
+            "--write: writes the study of a --budget (such as --budget 85%)"
+        )
     if budget is not None and layers:
-        raise UserError("--layers: a --budget is of all layers (leave one of the two out)")
+        raise UserError(
+            "--layers: a --budget is of all layers (leave one of the two out)"
+        )
     from ablate.diagnose.budget import confirm_study, policies
     from ablate.diagnose.inputs import find_subject, tokens_of
     from ablate.layers.linear import quantised_layers
@@ -144,7 +174,11 @@ def command(
     from ablate.recipes.coverage import in_short
 
     if re.fullmatch(r"[0-9a-f]{4,16}", model) and not Path(model).exists():
-        run = find_run(storage, model, rather=lambda run: run.weights.is_dir() or run.checkpoints.is_dir())
+        run = find_run(
+            storage,
+            model,
+            rather=lambda run: run.weights.is_dir() or run.checkpoints.is_dir(),
+        )
         model = str(run.path)
     subject = find_subject(model, **described)
     torch_device, about_device = chosen_device(device)
@@ -152,7 +186,13 @@ def command(
     try:
         trainee = _trainee_of(subject, torch_device)
         ranked = _rank(
-            trainee, subject, window, patterns=layers, draws=draws, budget=budget, hide_bar=as_json
+            trainee,
+            subject,
+            window,
+            patterns=layers,
+            draws=draws,
+            budget=budget,
+            hide_bar=as_json,
         )
     except ValueError as error:  # an operand that does not fit, rules that name no layer, another's weights
         raise UserError(f"{model}: {error} (another --recipe or --seq-len?)") from None
@@ -171,17 +211,24 @@ def command(
     }
     if budget is not None:
         proposed = policies(
-            budget, subject.config.recipe, quantised_layers(trainee.module), _harm_by_gemm(ranked)
+            budget,
+            subject.config.recipe,
+            quantised_layers(trainee.module),
+            _harm_by_gemm(ranked),
         )
         content["policies"] = [asdict(policy) for policy in proposed]
     deliver(content, _lines(content, ranked), as_json=as_json, out=out)
     if study is not None:
-        text = confirm_study(study.stem, subject, proposed, in_short(out_of_reach, "{}"))
+        text = confirm_study(
+            study.stem, subject, proposed, in_short(out_of_reach, "{}")
+        )
         try:
             with study.open("x", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise UserError(f"--write: cannot write {study}: {error.strerror}") from None
+            raise UserError(
+                f"--write: cannot write {study}: {error.strerror}"
+            ) from None
 
 
 def _trainee_of(subject: Subject, torch_device: str) -> Trainee:
@@ -216,12 +263,16 @@ def _rank(
     layers = quantised_layers(trainee.module)
     gemms = layer_gemms(trainee, _matching(list(layers), patterns), draws=draws)
     if not gemms:
-        raise UserError("nothing is quantised in these layers (choose another --recipe or other --layers)")
+        raise UserError(
+            "nothing is quantised in these layers (choose another --recipe or other --layers)"
+        )
     if budget is not None:
         cells = [(layer.name, gemm) for layer, gemm, _ in gemms]
         check_budget(budget, subject.config.recipe, layers, cells)
     num_passes = 1 + sum(passes for _, _, passes in gemms)
-    with click.progressbar(length=num_passes, label="forward and backward", hidden=hide_bar) as bar:
+    with click.progressbar(
+        length=num_passes, label="forward and backward", hidden=hide_bar
+    ) as bar:
         return predict_harm(trainee, window, gemms, done=bar.update)
 
 
@@ -231,7 +282,9 @@ def _matching(names: list[str], patterns: tuple[str, ...]) -> list[str]:
     for pattern in patterns or ("*",):
         matches = fnmatch.filter(names, pattern)
         if not matches:
-            raise UserError(f"--layers: '{pattern}' names no layer (layers: {names_text(names)})")
+            raise UserError(
+                f"--layers: '{pattern}' names no layer (layers: {names_text(names)})"
+            )
         matching.update(matches)
     return [name for name in names if name in matching]
 
@@ -241,7 +294,10 @@ def _harm_by_gemm(ranked: list[Harm]) -> dict[Cell, float]:
     for harm in ranked:
         if harm.harm is None:
             hint = "keep it in high precision, by a rule of the recipe"
-            raise UserError(f"--budget: {harm.gemm} of {harm.layer} has no finite gradient", hint=hint)
+            raise UserError(
+                f"--budget: {harm.gemm} of {harm.layer} has no finite gradient",
+                hint=hint,
+            )
         by_gemm[harm.layer, harm.gemm] = harm.harm
     return by_gemm
 
@@ -251,12 +307,23 @@ def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
 
     yield f"{content['model']}, {content['weights']}; {content['recipe']}; {content['tokens']:,} tokens\n"
     rows = [
-        {"of": harm, "gemm": harm.gemm.capitalize(), "output": harm.diagnosis["product"]} for harm in ranked
+        {
+            "of": harm,
+            "gemm": harm.gemm.capitalize(),
+            "output": harm.diagnosis["product"],
+        }
+        for harm in ranked
     ]
     yield table_of(_RANKED, rows)
-    sums = list(accumulate(max(harm.harm, 0.0) for harm in ranked if harm.harm is not None))
+    sums = list(
+        accumulate(max(harm.harm, 0.0) for harm in ranked if harm.harm is not None)
+    )
     if sums and sums[-1]:
-        count = next(count for count, harm in enumerate(sums, 1) if harm >= _NAMED_SHARE * sums[-1])
+        count = next(
+            count
+            for count, harm in enumerate(sums, 1)
+            if harm >= _NAMED_SHARE * sums[-1]
+        )
         share = f"{sums[count - 1] / sums[-1]:.0%}"
         yield f"\nThe first {count} of {len(ranked)} GEMMs make {share} of the predicted harm."
     else:
@@ -276,9 +343,15 @@ def _lines(content: dict[str, Any], ranked: list[Harm]) -> Iterator[str]:
 def _policy_lines(policies: list[dict[str, Any]]) -> Iterator[str]:
     yield "\nWhat may stay in BF16, with the least predicted harm, and what vendors keep there:\n"
     largest = policies[0]["harm"] or 1.0
-    yield table_of(_POLICIES, [{"of": policy, "part": policy["harm"] / largest} for policy in policies])
+    yield table_of(
+        _POLICIES,
+        [{"of": policy, "part": policy["harm"] / largest} for policy in policies],
+    )
     for policy in policies:
         if policy["is_proposal"]:
-            layers = [f"{layer} ({', '.join(gemms)})" for layer, gemms in policy["in_bf16"].items()]
+            layers = [
+                f"{layer} ({', '.join(gemms)})"
+                for layer, gemms in policy["in_bf16"].items()
+            ]
             yield f"{policy['name']}: {', '.join(layers)}"
     yield "FP4: share of the linear layers' FLOPs. Harm: the sum of what each GEMM in FP4 does alone."

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 from ablate.base.counts import count_text
 from ablate.base.errors import safe_text
 from ablate.cli.common import verdict_lines
-from ablate.execute.progress import RunProgress, count_states, read_progress, seconds_to_end
+from ablate.execute.progress import (
+    RunProgress,
+    count_states,
+    read_progress,
+    seconds_to_end,
+)
 from ablate.plan.estimate import duration_text
 from ablate.store import STATES, State
 from ablate.workflow import Listener
@@ -32,11 +37,17 @@ def summary(runs: list[RunProgress]) -> str:
     counts = count_states(runs)
     num_done = counts.get("finished", 0) + counts.get("diverged", 0)
     parts = [f"{num_done} of {len(runs)} done"]
-    parts += [f"{counts[state]} {state}" for state in STATES if state != "finished" and counts.get(state)]
+    parts += [
+        f"{counts[state]} {state}"
+        for state in STATES
+        if state != "finished" and counts.get(state)
+    ]
     return " · ".join(parts)
 
 
-def end_text(runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None = None) -> str:
+def end_text(
+    runs: Iterable[RunProgress], *, at_most: bool, now: datetime | None = None
+) -> str:
     """Return when the runs will end, such as ``ends about Mon 14:32 (12 min left)``; empty if unknown.
 
     ``at_most``: a stop rule may end them sooner. ``now``: local time; None: the present.
@@ -81,7 +92,9 @@ class ConsoleListener(Listener):
             yield show
 
     @contextmanager
-    def executing(self, store: StudyStore, run_ids: Sequence[str]) -> Iterator[Callable[[], None]]:
+    def executing(
+        self, store: StudyStore, run_ids: Sequence[str]
+    ) -> Iterator[Callable[[], None]]:
         """Say each change of a run; how far they are, twice a minute or, on a terminal, all the time."""
         from rich.console import Console
         from rich.markup import escape
@@ -100,15 +113,25 @@ class ConsoleListener(Listener):
             clock = f"[{timedelta(seconds=round(looked - started))}]"
             end = end_text(whole, at_most=plan.stop is not None)
             line = " · ".join(filter(None, (f"{clock} {summary(runs)}", end)))
-            changed = [run for run in runs if states.get(run.run_id, "pending") != run.state]
+            changed = [
+                run for run in runs if states.get(run.run_id, "pending") != run.state
+            ]
             for run in changed:
                 states[run.run_id] = run.state
-                detail = "" if run.val_loss is None else f", val loss {run.val_loss:.4f} {plan.unit}"
+                detail = (
+                    ""
+                    if run.val_loss is None
+                    else f", val loss {run.val_loss:.4f} {plan.unit}"
+                )
                 detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
                 detail += f": {run.message}" if run.message else ""
-                self.say(safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}"))
+                self.say(
+                    safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}")
+                )
             status.update(escape(line))
-            if not console.is_terminal and (changed or looked - told >= _LINE_EVERY_SEC):
+            if not console.is_terminal and (
+                changed or looked - told >= _LINE_EVERY_SEC
+            ):
                 told = looked
                 self.say(line)
 

@@ -16,7 +16,14 @@ import click
 
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, safe_text
-from ablate.cli.common import AT_LEAST_1, PATH, echo_lines, refuse_other_options, storage_option, target_of
+from ablate.cli.common import (
+    AT_LEAST_1,
+    PATH,
+    echo_lines,
+    refuse_other_options,
+    storage_option,
+    target_of,
+)
 from ablate.run.log_formats import FORMATS
 from ablate.run.loss_units import UNIT_NAMES
 
@@ -51,7 +58,9 @@ _FILES = {
     "jsonl": ("*.jsonl", "*.json"),
     "wandb-export": ("*.csv",),
 }
-_FORMAT_LINES = "\n".join(f"    {name:<13} {form.about}" for name, form in FORMATS.items())
+_FORMAT_LINES = "\n".join(
+    f"    {name:<13} {form.about}" for name, form in FORMATS.items()
+)
 _LINE = r"step:(?P<step>\d+)/\d+ val_loss:(?P<val_loss>\S+) train_time:(?P<ms>\d+)ms"
 _EXAMPLES = f"""\b
 Examples:
@@ -72,7 +81,9 @@ Examples:
 """
 
 
-def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequence[str]) -> StepSizes:
+def _step_sizes(
+    _context: click.Context, _option: click.Parameter, texts: Sequence[str]
+) -> StepSizes:
     """Read ``524288``, ``0:65536,1000:131072`` (from which step on), or ``ARM=`` and one of these."""
     sizes: StepSizes = {}
     for text in texts:
@@ -82,7 +93,9 @@ def _step_sizes(_context: click.Context, _option: click.Parameter, texts: Sequen
             expected = "a number, or stages from step 0 on such as 0:65536,1000:131072"
             raise UserError(f"--tokens-per-step: expected {expected}, got '{text}'")
         if arm in sizes:
-            raise UserError(f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}")
+            raise UserError(
+                f"--tokens-per-step: '{text}' is a second one for {arm or 'every arm'}"
+            )
         sizes[arm] = stages
     return sizes
 
@@ -99,7 +112,9 @@ def _stages(text: str) -> Stages:
         except ValueError:
             return ()
     starts = [start for start, _ in stages]
-    is_rising = starts[0] == 0 and all(start < following < inf for start, following in pairwise(starts))
+    is_rising = starts[0] == 0 and all(
+        start < following < inf for start, following in pairwise(starts)
+    )
     if not is_rising or not all(0 < tokens < inf for _, tokens in stages):
         return ()
     return tuple(stages)
@@ -117,7 +132,11 @@ def _stages(text: str) -> Stages:
 )
 @click.option("--study", required=True, help="Name of the new study.")
 @click.option(
-    "--baseline", "baselines", multiple=True, required=True, help="Arm against which costs are stated."
+    "--baseline",
+    "baselines",
+    multiple=True,
+    required=True,
+    help="Arm against which costs are stated.",
 )
 @click.option(
     "--target",
@@ -131,10 +150,16 @@ def _stages(text: str) -> Stages:
     help="Which crossing of the target counts.",
 )
 @click.option(
-    "--paired", "paired_seeds", is_flag=True, help="Treat equal seeds as pairs: the same data and weights."
+    "--paired",
+    "paired_seeds",
+    is_flag=True,
+    help="Treat equal seeds as pairs: the same data and weights.",
 )
 @click.option(
-    "--waive", "waived", multiple=True, help="Pool the runs of an arm although they differ in this setting."
+    "--waive",
+    "waived",
+    multiple=True,
+    help="Pool the runs of an arm although they differ in this setting.",
 )
 @click.option(
     "--constant-from",
@@ -181,7 +206,10 @@ def _stages(text: str) -> Stages:
     "says.",
 )
 @click.option(
-    "--set", "set_name", metavar="NAME", help="Evaluation set that counts, where a log has several."
+    "--set",
+    "set_name",
+    metavar="NAME",
+    help="Evaluation set that counts, where a log has several.",
 )
 @click.option(
     "--loss-unit",
@@ -194,8 +222,13 @@ def _stages(text: str) -> Stages:
     help="Which rows with a loss are evaluations: all rows, or those on which the loss changes, because the "
     "trainer repeats the last one. Default: the distances of the rows tell.",
 )
-@click.option("--metric", help="Metric to read: wandb-export, of several; mlflow (default: val_loss).")
-@click.option("--tracking-uri", help="mlflow: server or store, such as http://mlflow:5000.")
+@click.option(
+    "--metric",
+    help="Metric to read: wandb-export, of several; mlflow (default: val_loss).",
+)
+@click.option(
+    "--tracking-uri", help="mlflow: server or store, such as http://mlflow:5000."
+)
 @click.option("--experiment", help="mlflow: name of the experiment.")
 @click.pass_context
 def command(
@@ -220,17 +253,29 @@ def command(
     from ablate.store import StudyStore
 
     of_formats = set().union(*_OWN_OPTIONS.values())
-    refuse_other_options(context, {*context.params} - of_formats | _OWN_OPTIONS[kind], kind)
+    refuse_other_options(
+        context, {*context.params} - of_formats | _OWN_OPTIONS[kind], kind
+    )
     if hardware is not None:
         machine(hardware)
     if not _NAME.fullmatch(study):
-        raise UserError(f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')")
+        raise UserError(
+            f"--study: '{study}' is no folder name (letters, digits, '.', '_' and '-')"
+        )
     if target is None and crossing != "confirmed":
-        raise UserError("--crossing: there is no --target to cross (give one, or leave it out)")
-    parsed_target = None if target is None else replace(target_of(target), crossing=crossing)
+        raise UserError(
+            "--crossing: there is no --target to cross (give one, or leave it out)"
+        )
+    parsed_target = (
+        None if target is None else replace(target_of(target), crossing=crossing)
+    )
     if len(baselines) > 1:
-        raise UserError(f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)")
-    reader = _Reader(kind, files, arms, {name: options.pop(name) for name in of_formats})
+        raise UserError(
+            f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)"
+        )
+    reader = _Reader(
+        kind, files, arms, {name: options.pop(name) for name in of_formats}
+    )
     # Names go into every file of a report: they must not control a terminal or a page.
     runs_by_arm: dict[str, list[ImportedRun]] = defaultdict(list)
     for name, runs in reader.read().items():
@@ -252,13 +297,21 @@ def command(
             **options,
         )
     except OSError as error:
-        raise UserError(f"cannot write to {storage}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to {storage}: {error.strerror or error}"
+        ) from error
     for fault in left_out:
         click.echo(safe_text(fault), err=True)
     for name, runs in imported.items():
-        click.echo(f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations")
-        echo_lines([f"  {note}" for note in notes_of({run.source: run.notes for run in runs})])
-    click.echo(f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}")
+        click.echo(
+            f"{name}: {len(runs)} runs, {sum(len(run.evals) for run in runs)} evaluations"
+        )
+        echo_lines(
+            [f"  {note}" for note in notes_of({run.source: run.notes for run in runs})]
+        )
+    click.echo(
+        f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}"
+    )
     return int(bool(reader.faults or left_out))
 
 
@@ -284,11 +337,19 @@ class _Reader:
     """
 
     def __init__(
-        self, kind: str, files: Sequence[Path], arms: Sequence[str], options: Mapping[str, Any]
+        self,
+        kind: str,
+        files: Sequence[Path],
+        arms: Sequence[str],
+        options: Mapping[str, Any],
     ) -> None:
         if kind in _TABLES and bool(files) == bool(arms):
-            raise UserError("expected FILES with a column of arms, or --arm NAME=FILE for each arm")
-        if kind not in _TABLES and not (arms and bool(files) == (kind == "wandb-export")):
+            raise UserError(
+                "expected FILES with a column of arms, or --arm NAME=FILE for each arm"
+            )
+        if kind not in _TABLES and not (
+            arms and bool(files) == (kind == "wandb-export")
+        ):
             chart = "the chart's file and " if kind == "wandb-export" else ""
             raise UserError(f"{kind}: expected {chart}--arm NAME=… for each arm")
         self.kind = kind
@@ -326,20 +387,33 @@ class _Reader:
         if not uri or not experiment:
             raise UserError("mlflow: expected --tracking-uri and --experiment")
         metric = self.options["metric"] or "val_loss"
-        return read_mlflow(uri, experiment, self.faults, metric=metric, arms=self.places, stages=self.stages)
+        return read_mlflow(
+            uri,
+            experiment,
+            self.faults,
+            metric=metric,
+            arms=self.places,
+            stages=self.stages,
+        )
 
     def _read_charts(self) -> Mapping[str, Sequence[ImportedRun]]:
         from ablate.reports.read import tables
 
         if len(set(self.stages.values())) > 1:
-            raise UserError("--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)")
+            raise UserError(
+                "--tokens-per-step: a chart has one axis of steps for all arms (leave ARM= out)"
+            )
         runs: list[ImportedRun] = []
         for path in self._listed(self.files, "FILES"):
             rows = tables.read_wandb_chart(path, self.faults, self.options["metric"])
             try:
-                runs += tables.runs_of_table(path, rows, self.faults, self._reading("")).get(None, [])
+                runs += tables.runs_of_table(
+                    path, rows, self.faults, self._reading("")
+                ).get(None, [])
             except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+                raise UserError(
+                    f"{path}: cannot be read: {error.strerror or error}"
+                ) from None
         return tables.by_pattern(runs, self.places, self.faults)
 
     def _read_files(self) -> Mapping[str, Sequence[ImportedRun]]:
@@ -347,19 +421,26 @@ class _Reader:
         runs_by_arm: dict[str, list[ImportedRun]] = {name: [] for name in self.places}
         files: list[tuple[str, Path]] = []  # the arm that --arm names, and its file
         for name, places in self.places.items():
-            files += [(name, path) for path in self._listed(map(Path, places), f"--arm {name}")]
+            files += [
+                (name, path)
+                for path in self._listed(map(Path, places), f"--arm {name}")
+            ]
         files += [("", path) for path in self._listed(self.files, "FILES")]
         for arm_of_file, path in files:
             try:
                 by_arm = self._read_file(path, arm_of_file, source)
             except (OSError, EOFError) as error:
-                self.faults.append(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
+                self.faults.append(
+                    f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+                )
                 continue
             for arm_of_row, runs in by_arm.items():
                 arm = arm_of_file or arm_of_row
                 if arm is None:
                     column = self.columns.get("arm", "arm")
-                    raise UserError(f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)")
+                    raise UserError(
+                        f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)"
+                    )
                 if arm == arm_of_row or "arm" not in self.columns:
                     runs_by_arm.setdefault(arm, []).extend(runs)
         return runs_by_arm
@@ -372,13 +453,17 @@ class _Reader:
         from ablate.reports.read.mllog import read_mllog
 
         if self.kind == "mllog":
-            run = read_mllog(path, self.faults, tokens_per_sample=self.options["tokens_per_sample"])
+            run = read_mllog(
+                path, self.faults, tokens_per_sample=self.options["tokens_per_sample"]
+            )
             return {None: [run] if run else []}
         reading = self._reading(arm)
         if source is not None:
             return tables.runs_of_log(path, source, self.faults, reading)
         read_rows = tables.read_csv if self.kind == "csv" else tables.read_jsonl
-        return tables.runs_of_table(path, read_rows(path, self.faults), self.faults, reading)
+        return tables.runs_of_table(
+            path, read_rows(path, self.faults), self.faults, reading
+        )
 
     def _reading(self, arm: str) -> Reading:
         from ablate.reports.read.tables import Reading
@@ -415,7 +500,9 @@ class _Reader:
             return LogSource(preset=self.kind, file="", set=set_name)
         except ValidationError as error:
             fault = error.errors()[0].get("ctx", {})
-            raise UserError(f"--pattern: {fault.get('what', error)}", hint=fault.get("hint")) from None
+            raise UserError(
+                f"--pattern: {fault.get('what', error)}", hint=fault.get("hint")
+            ) from None
 
     def _listed(self, places: Iterable[Path], option: str) -> dict[Path, None]:
         """List each file that places name, once: files, folders, and shell patterns of both."""
@@ -423,7 +510,10 @@ class _Reader:
         for place in places:
             matches = [place]
             if not place.exists():
-                matches = [Path(match) for match in sorted(glob(str(place), recursive=True))]  # noqa: PTH207
+                matches = [
+                    Path(match)
+                    for match in sorted(glob(str(place), recursive=True))  # noqa: PTH207
+                ]
             if not matches:
                 raise UserError(f"{option}: {place} does not exist")
             for match in matches:
@@ -439,20 +529,28 @@ def _columns_named(text: str) -> dict[str, str]:
     from ablate.reports.read.tables import COLUMNS
 
     columns: dict[str, str] = {}
-    for name, column in _pairs(filter(None, text.split(",")), "--columns", "tokens=step"):
+    for name, column in _pairs(
+        filter(None, text.split(",")), "--columns", "tokens=step"
+    ):
         if name in columns:
             raise UserError(f"--columns: '{name}' is given twice")
         if name not in COLUMNS:
-            raise UserError(f"--columns: no column of ours is '{name}' (expected {', '.join(COLUMNS)})")
+            raise UserError(
+                f"--columns: no column of ours is '{name}' (expected {', '.join(COLUMNS)})"
+            )
         columns[name] = column
     return columns
 
 
-def _pairs(parts: Iterable[str], option: str, example: str) -> Iterator[tuple[str, str]]:
+def _pairs(
+    parts: Iterable[str], option: str, example: str
+) -> Iterator[tuple[str, str]]:
     for part in parts:
         name, equals, value = part.partition("=")
         if not (name.strip() and equals and value.strip()):
-            raise UserError(f"{option}: expected NAME=VALUE, got '{part}' (such as {example})")
+            raise UserError(
+                f"{option}: expected NAME=VALUE, got '{part}' (such as {example})"
+            )
         yield name.strip(), value.strip()
 
 
@@ -464,12 +562,17 @@ def _files_in(folder: Path, option: str, patterns: Sequence[str]) -> list[Path]:
     everything = sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     for pattern in patterns:
         matching = [path for path in everything if fnmatchcase(path.name, pattern)]
         if matching:
             num_others = len(everything) - len(matching)
-            click.echo(f"{folder}: {len(matching)} files like {pattern}, {num_others} others not read")
+            click.echo(
+                f"{folder}: {len(matching)} files like {pattern}, {num_others} others not read"
+            )
             return matching
-    raise UserError(f"{option}: nothing like {' or '.join(patterns)} in {folder} or its folders")
+    raise UserError(
+        f"{option}: nothing like {' or '.join(patterns)} in {folder} or its folders"
+    )

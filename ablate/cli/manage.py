@@ -43,7 +43,11 @@ _RUNS = {
 }  # fmt: skip
 """The first letters of an id are enough for ``ablate logs``."""
 _ARMS = {"arm": "{arm}", "runs": "{runs}", "tokens": "{tokens:count}/{budget:count}"}
-_RUN_NOW = {True: "being run now", False: "not being run", None: "whether it is being run cannot be seen"}
+_RUN_NOW = {
+    True: "being run now",
+    False: "not being run",
+    None: "whether it is being run cannot be seen",
+}
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "source", "throughput.json", "executor.lock", "cancel", "runs", "report",
@@ -69,11 +73,19 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
     return None if tuning is None else study_at(store.path.parent / tuning.study)
 
 
-@click.command("status", epilog="Examples:  ablate status quickstart   ·   ablate status quickstart --runs")
+@click.command(
+    "status",
+    epilog="Examples:  ablate status quickstart   ·   ablate status quickstart --runs",
+)
 @click.argument("study")
 @storage_option
 @json_option
-@click.option("--runs", "all_runs", is_flag=True, help="Show each run with its id, also in a large study.")
+@click.option(
+    "--runs",
+    "all_runs",
+    is_flag=True,
+    help="Show each run with its id, also in a large study.",
+)
 def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     """Show the progress of STUDY (a name or its YAML file), also while it runs.
 
@@ -85,7 +97,9 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
 
     def read(of: StudyStore) -> tuple[bool | None, list[RunProgress]]:
         running = is_running(of.path)
-        return running, read_progress(of, of.plan(), executor_alive=running, examines_files=True)
+        return running, read_progress(
+            of, of.plan(), executor_alive=running, examines_files=True
+        )
 
     store = find_study(storage, study)
     running, runs = read(store)
@@ -116,7 +130,14 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
                 arm_runs = list(group)
                 tokens = sum(run.tokens for run in arm_runs)
                 budget = sum(run.budget for run in arm_runs)
-                rows.append({"arm": arm, "runs": summary(arm_runs), "tokens": tokens, "budget": budget})
+                rows.append(
+                    {
+                        "arm": arm,
+                        "runs": summary(arm_runs),
+                        "tokens": tokens,
+                        "budget": budget,
+                    }
+                )
             yield table_of(_ARMS, rows)
         end = end_text(runs, at_most=store.plan().stop is not None) or _RUN_NOW[running]
         yield f"{store.path.name}: {summary(runs)} · {end}"
@@ -124,23 +145,44 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
             yield f"{trials.path.name}: {summary(tried)} · {_RUN_NOW[trials_run]}, of the trials asked so far"
         alike: dict[tuple[str, str, str], list[str]] = {}
         for run in runs:
-            if run.message and run.state in ("failed", "diverged", "interrupted", "stopped", "damaged"):
-                alike.setdefault((run.arm, run.state, run.message), []).append(str(run.seed))
+            if run.message and run.state in (
+                "failed",
+                "diverged",
+                "interrupted",
+                "stopped",
+                "damaged",
+            ):
+                alike.setdefault((run.arm, run.state, run.message), []).append(
+                    str(run.seed)
+                )
             if run.eager:
-                alike.setdefault((run.arm, "step", f"eager, because {run.eager}"), []).append(str(run.seed))
+                alike.setdefault(
+                    (run.arm, "step", f"eager, because {run.eager}"), []
+                ).append(str(run.seed))
         for (arm, state, message), seeds in alike.items():
             yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
 
     deliver(content, lines(), as_json=as_json)
 
 
-@click.command("logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow")
+@click.command(
+    "logs", epilog="Examples:  ablate logs 3f0c   ·   ablate logs 3f0c --follow"
+)
 @click.argument("run")
 @click.option("--study", help="Look only in this study.")
-@click.option("--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest).")
-@click.option("-f", "--follow", is_flag=True, help="Keep showing what the run prints until it ends.")
+@click.option(
+    "--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest)."
+)
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Keep showing what the run prints until it ends.",
+)
 @storage_option
-def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, storage: Path) -> None:
+def logs(
+    run: str, study: str | None, attempt: int | None, *, follow: bool, storage: Path
+) -> None:
     """Show the attempts of RUN (the beginning of its id) and what the latest one printed."""
     from ablate.store.leases import Leases
 
@@ -151,14 +193,20 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
         raise UserError(f"run {directory.run_id} has not been started yet")
     chosen = attempt or latest
     if chosen > latest:
-        raise UserError(f"--attempt: run {directory.run_id} has {latest} (expected 1 to {latest})")
+        raise UserError(
+            f"--attempt: run {directory.run_id} has {latest} (expected 1 to {latest})"
+        )
     for number in range(1, latest + 1):
         record = leases.read(number)
         if record is None:
             click.echo(f"attempt {number}: its record is damaged")
             continue
-        started = datetime.fromtimestamp(record.started_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        parts = [f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"]
+        started = datetime.fromtimestamp(record.started_unix, UTC).strftime(
+            "%Y-%m-%d %H:%M:%S UTC"
+        )
+        parts = [
+            f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"
+        ]
         if record.ended_unix:
             parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
         if record.resumed_from_step:
@@ -178,7 +226,9 @@ def logs(run: str, study: str | None, attempt: int | None, *, follow: bool, stor
         if not follow or (record is not None and record.outcome is not None):
             break
         if leases.latest() > chosen:
-            click.echo(f"-- attempt {chosen} ended without a word; another has begun --")
+            click.echo(
+                f"-- attempt {chosen} ended without a word; another has begun --"
+            )
             chosen = leases.latest()
             place = 0
         time.sleep(_LOOK_SEC)
@@ -228,15 +278,20 @@ def cancel(study: str, storage: Path) -> None:
 
 
 @click.command(
-    "clean", epilog="Examples:  ablate clean my-study --dry-run   ·   ablate clean my-study --whole"
+    "clean",
+    epilog="Examples:  ablate clean my-study --dry-run   ·   ablate clean my-study --whole",
 )
 @click.argument("study")
 @click.option("--whole", is_flag=True, help="Remove the study with all its results.")
-@click.option("--weights", is_flag=True, help="Also remove the weights that the runs have kept.")
+@click.option(
+    "--weights", is_flag=True, help="Also remove the weights that the runs have kept."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 @click.option(
-    "--mlflow", is_flag=True, help="With --whole: also move the study's runs in MLflow to MLflow's bin."
+    "--mlflow",
+    is_flag=True,
+    help="With --whole: also move the study's runs in MLflow to MLflow's bin.",
 )
 @tracking_option
 @storage_option
@@ -267,11 +322,17 @@ def clean(
             click.echo("Nothing to remove.")
             return
         for path, why in removed.items():
-            size = sum(file.lstat().st_size for file in [path, *path.rglob("*")] if not file.is_dir())
+            size = sum(
+                file.lstat().st_size
+                for file in [path, *path.rglob("*")]
+                if not file.is_dir()
+            )
             click.echo(f"{path}  ({why}, {size / 2**20:.1f} MiB)")
         if sent:
             go = "go to its bin" if mlflow else "stay there (--mlflow removes them)"
-            click.echo(f"MLflow at {redact(uri)} has {len(sent)} runs of it, which {go}")
+            click.echo(
+                f"MLflow at {redact(uri)} has {len(sent)} runs of it, which {go}"
+            )
         if dry_run:
             return
         if not yes and not click.confirm(f"Remove these ({len(removed)})?"):
@@ -281,7 +342,10 @@ def clean(
             for entry in sent.values():
                 try:
                     sink.delete_run(entry.mlflow_id)
-                except (Refused, Away) as error:  # it is in the bin already, or MLflow does not answer
+                except (
+                    Refused,
+                    Away,
+                ) as error:  # it is in the bin already, or MLflow does not answer
                     click.echo(f"MLflow: {error}", err=True)
         for path in removed:
             try:
@@ -299,9 +363,15 @@ def _whole(store: StudyStore) -> dict[Path, str]:
     """Return the study's folder; refuse one with files that are not ablate's, hidden ones included."""
     if store.path.is_symlink():
         raise UserError(f"{store.path} is a link: remove it by hand")
-    foreign = [path for path in store.path.glob("*") if path.name not in _OF_A_STUDY and not _is_stop(path)]
+    foreign = [
+        path
+        for path in store.path.glob("*")
+        if path.name not in _OF_A_STUDY and not _is_stop(path)
+    ]
     foreign += [path for path in store.path.glob("runs/*") if not _is_run(path)]
-    foreign += [path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT]
+    foreign += [
+        path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT
+    ]
     if foreign:
         raise UserError(f"{foreign[0]} is not ablate's: move it away first")
     return {store.path: "the study with all its results"}
@@ -319,7 +389,10 @@ def _is_stop(path: Path) -> bool:
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
     from ablate.store import END_STATES
 
-    planned = {run.id: store.run(run.id).state() in END_STATES for _, run in store.plan().runs()}
+    planned = {
+        run.id: store.run(run.id).state() in END_STATES
+        for _, run in store.plan().runs()
+    }
     killed = "left by an executor that was killed"
     reasons = dict.fromkeys(filter(_is_stop, sorted(store.path.glob("*"))), killed)
     for folder in filter(_is_run, sorted(store.path.glob("runs/*"))):
@@ -337,4 +410,8 @@ def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
                 reasons[path] = "left by a write that was cut off"
     if all(planned.values()):
         reasons[store.prefixes] = "states that runs had in common, which have ended"
-    return {path: why for path, why in reasons.items() if path.exists() and not path.is_symlink()}
+    return {
+        path: why
+        for path, why in reasons.items()
+        if path.exists() and not path.is_symlink()
+    }

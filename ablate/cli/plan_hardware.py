@@ -43,7 +43,9 @@ def hardware_needs(plan: Plan, hardware: Collection[str]) -> HardwareNeeds:
         whole_runs[arm.name] = len(arm.runs) - tokens_of_others / arm.batches.tokens
     needs = HardwareNeeds(arms={arm.name: {} for arm in plan.arms}, study={})
     for name in hardware or (CPU,):
-        modelled = {arm.name: on_hardware(arm.config, arm.resources, name) for arm in plan.arms}
+        modelled = {
+            arm.name: on_hardware(arm.config, arm.resources, name) for arm in plan.arms
+        }
         for arm_name, need in modelled.items():
             needs.arms[arm_name][name] = None if need is None else _arm_entry(need)
         if name != CPU:
@@ -62,7 +64,9 @@ def _arm_entry(need: OnHardware) -> Entry:
     }
 
 
-def _study_entry(modelled: dict[str, OnHardware | None], whole_runs: dict[str, float]) -> Entry:
+def _study_entry(
+    modelled: dict[str, OnHardware | None], whole_runs: dict[str, float]
+) -> Entry:
     needs = [need for need in modelled.values() if need is not None]
     is_whole = len(needs) == len(modelled)
     hours: ModelledFigure | None = None
@@ -74,19 +78,26 @@ def _study_entry(modelled: dict[str, OnHardware | None], whole_runs: dict[str, f
         hours = ModelledFigure(**sums)
     return {
         "fits": all(need.fits for need in needs) if is_whole else None,
-        "figures_are": _EMULATED if any(need.is_emulated for need in needs) else "modelled",
+        "figures_are": _EMULATED
+        if any(need.is_emulated for need in needs)
+        else "modelled",
         **_hours_entry(hours),
     }
 
 
 def _hours_entry(hours: ModelledFigure | None, per: str = "") -> Entry:
     """Return GPU-hours with the ends of their range; None: not modelled."""
-    return {f"gpu_hours{per}{suffix}": hours and getattr(hours, end) for suffix, end in _RANGE_ENDS.items()}
+    return {
+        f"gpu_hours{per}{suffix}": hours and getattr(hours, end)
+        for suffix, end in _RANGE_ENDS.items()
+    }
 
 
 def hardware_lines(needs: HardwareNeeds) -> Iterator[str]:
     """Yield the lines for people: memory by part, what fits, GPU-hours of arms and of the study."""
-    not_modelled = [name for name, entries in needs.arms.items() if None in entries.values()]
+    not_modelled = [
+        name for name, entries in needs.arms.items() if None in entries.values()
+    ]
     if not_modelled:
         yield (
             "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
@@ -97,26 +108,41 @@ def hardware_lines(needs: HardwareNeeds) -> Iterator[str]:
     yield "\nmodelled, with 95 % ranges (–: no unit for a format, or not modelled)"
     for name, study_entry in needs.study.items():
         entries = [by_hardware[name] for by_hardware in needs.arms.values()]
-        yield from _lines_of(name, study_entry, [entry for entry in entries if entry is not None])
+        yield from _lines_of(
+            name, study_entry, [entry for entry in entries if entry is not None]
+        )
     yield "\nGPU-hours a run, modelled:"
     rows = [
-        (name, *(_range_text(entry, "gpu_hours_per_run") for entry in by_hardware.values()))
+        (
+            name,
+            *(
+                _range_text(entry, "gpu_hours_per_run")
+                for entry in by_hardware.values()
+            ),
+        )
         for name, by_hardware in needs.arms.items()
     ]
     yield format_table(("arm", *needs.study), rows)
-    if any(study_entry["figures_are"] == _EMULATED for study_entry in needs.study.values()):
+    if any(
+        study_entry["figures_are"] == _EMULATED for study_entry in needs.study.values()
+    ):
         yield f"\n~ emulated: {_EMULATED}, which the ranges leave out"
 
 
 def _lines_of(name: str, study_entry: Entry, entries: list[Entry]) -> Iterator[str]:
     largest = max(entries, key=lambda entry: entry["memory_bytes"]["total"])
-    memory = ", ".join(f"{part} {size / 1e9:.3g}" for part, size in largest["memory_bytes"].items() if size)
+    memory = ", ".join(
+        f"{part} {size / 1e9:.3g}"
+        for part, size in largest["memory_bytes"].items()
+        if size
+    )
     num_fitting = sum(bool(entry["fits"]) for entry in entries)
     yield f"{name:<9} {largest['capacity_bytes'] / 1e9:.3g} GB; at its peak the largest arm takes {memory}"
     yield f"          arms that fit into {FITS_SHARE:.0%} of it: {num_fitting} of {len(entries)}"
     yield f"          all runs: {_range_text(study_entry, 'gpu_hours')} GPU-hours"
     num_without_unit = sum(
-        entry["figures_are"] == _EMULATED or entry["gpu_hours_per_run"] is None for entry in entries
+        entry["figures_are"] == _EMULATED or entry["gpu_hours_per_run"] is None
+        for entry in entries
     )
     if num_without_unit:
         yield (

@@ -82,7 +82,9 @@ def show_plan(
     plan = known_plan(plan, store)
     for name in hardware:
         if name not in PEAKS:
-            raise UserError(f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})")
+            raise UserError(
+                f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})"
+            )
     if not hardware and any(arm.resources.num_gpus for arm in plan.arms):
         hardware = HARDWARE
     progress = read_progress(plan, store)
@@ -97,7 +99,9 @@ def show_plan(
         costs=estimate(plan, progress, cores=os.cpu_count() or 1),
         devices=_devices_text(study, plan),
         dry_runs=dry_runs,
-        needs=hardware_needs(plan, dict.fromkeys(hardware)) if hardware or as_json else None,
+        needs=hardware_needs(plan, dict.fromkeys(hardware))
+        if hardware or as_json
+        else None,
     )
     content = _content(shown) if as_json else None
     deliver(content, _lines(shown, layers=layers, all_runs=all_runs), as_json=as_json)
@@ -176,12 +180,14 @@ def _content(shown: _Shown) -> dict[str, Any]:
     for entry, tried in zip(content["arms"], shown.dry_runs, strict=False):
         entry["dry_run"] = tried
     folded = [
-        {"name": name, "into": into, "reason": _folded_text(into)} for name, into in plan.folded.items()
+        {"name": name, "into": into, "reason": _folded_text(into)}
+        for name, into in plan.folded.items()
     ]
     return content | {
         "missing": [str(problem) for problem in plan.missing],
         "folded": folded,
-        "estimate": asdict(costs) | {"shared_tokens": sum(costs.shared_tokens.values())},
+        "estimate": asdict(costs)
+        | {"shared_tokens": sum(costs.shared_tokens.values())},
         "on_hardware": shown.needs.study,
     }
 
@@ -202,16 +208,25 @@ def _lines(shown: _Shown, *, layers: bool, all_runs: bool) -> Iterator[str]:
         yield from hardware_lines(shown.needs)
     if plan.folded:
         yield f"\nfolded cells of the grid: {len(plan.folded):,}"
-        yield from (f"  {name}: {_folded_text(into)}" for name, into in plan.folded.items())
+        yield from (
+            f"  {name}: {_folded_text(into)}" for name, into in plan.folded.items()
+        )
     if plan.dropped:
         yield f"\ndropped cells of the grid: {len(plan.dropped):,}"
         yield from (f"  {cell.name}: {cell.reason}" for cell in plan.dropped)
     if all_runs:
-        rows = [(run.id, arm.name, str(run.seed), shown.progress.state(run.id)) for arm, run in plan.runs()]
+        rows = [
+            (run.id, arm.name, str(run.seed), shown.progress.state(run.id))
+            for arm, run in plan.runs()
+        ]
         yield "\n" + format_table(("id", "arm", "seed", "state"), rows)
     if layers:
         yield "\n" + _layers_table(plan)
-        yield from (f"\n{arm.name}: {arm.coverage}" for arm in plan.arms if arm.coverage is not None)
+        yield from (
+            f"\n{arm.name}: {arm.coverage}"
+            for arm in plan.arms
+            if arm.coverage is not None
+        )
     for arm, tried in zip(plan.arms, shown.dry_runs, strict=False):
         yield from (f"dry run  {arm.name}: {text}" for text in _dry_run_texts(tried))
     if plan.missing:
@@ -219,7 +234,9 @@ def _lines(shown: _Shown, *, layers: bool, all_runs: bool) -> Iterator[str]:
 
 
 def _head_lines(plan: Plan, progress: StudyProgress) -> Iterator[str]:
-    yield f"{plan.study}: {' '.join((plan.description or '').split())}".removesuffix(": ")
+    yield f"{plan.study}: {' '.join((plan.description or '').split())}".removesuffix(
+        ": "
+    )
     target = "no target: final losses are compared (`ablate pilot` says which target to take)"
     if plan.target is not None:
         value = _TARGETS[plan.target.kind].format(plan.target.value, unit=plan.unit)
@@ -232,12 +249,17 @@ def _head_lines(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     yield f"seeds {text}{', paired' if plan.paired_seeds else ''}\n"
     rows = []
     for arm in plan.arms:
-        values = {key.rpartition(".")[2]: value for key, (_, value) in arm.differs.items()}
+        values = {
+            key.rpartition(".")[2]: value for key, (_, value) in arm.differs.items()
+        }
         # As a study file writes them, without the outer braces.
         differences = json.dumps(values, ensure_ascii=False).replace('"', "")[1:-1]
         states = _states_text(progress, (run.id for run in arm.runs))
         rows.append((arm.name, arm.recipe, differences or "(baseline)", states))
-    yield format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows) + "\n"
+    yield (
+        format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows)
+        + "\n"
+    )
 
 
 def _states_text(progress: StudyProgress, ids: Iterable[str]) -> str:
@@ -254,7 +276,9 @@ def _layers_table(plan: Plan) -> str:
         for group in _layer_groups(arm):
             recipe = "" if group.recipe == recipe_above else group.recipe
             role = group.role or "not known"
-            rows.append((arm_name, " ".join(group.names), str(group.count), role, recipe))
+            rows.append(
+                (arm_name, " ".join(group.names), str(group.count), role, recipe)
+            )
             arm_name = ""
             recipe_above = group.recipe
     return format_table(("arm", "linear layers", "n", "role", "carry"), rows)
@@ -275,7 +299,11 @@ def _dry_run_texts(tried: dict[str, Any]) -> Iterator[str]:
 def _figure_lines(shown: _Shown) -> Iterator[str]:
     """Yield the figures of the study, each with its name; a figure without texts is left out."""
     plan = shown.plan
-    commands = [arm.config.trainer for arm in plan.arms if isinstance(arm.config.trainer, Command)]
+    commands = [
+        arm.config.trainer
+        for arm in plan.arms
+        if isinstance(arm.config.trainer, Command)
+    ]
     figures = {"tuning": _tuning_texts(plan)}
     for name, text_of in _ARM_FIGURES.items():
         if len(commands) < len(plan.arms) or name in ("batch", "budget"):
@@ -283,9 +311,15 @@ def _figure_lines(shown: _Shown) -> Iterator[str]:
     command_texts = [(arm.name, _command_text(plan, arm)) for arm in plan.arms]
     figures["command"] = [f"{name}: {text}" for name, text in command_texts if text]
     figures["its files"] = [
-        *dict.fromkeys(str(path) for command in commands for path in result_files(command))
+        *dict.fromkeys(
+            str(path) for command in commands for path in result_files(command)
+        )
     ]
-    unproven = [arm.name for arm in plan.arms if lacks_proof(arm.config.trainer, arm.config.recipe)]
+    unproven = [
+        arm.name
+        for arm in plan.arms
+        if lacks_proof(arm.config.trainer, arm.config.recipe)
+    ]
     if unproven:
         figures["proof"] = [
             f"nothing in the log of {names_text(unproven)} proves that low precision ran (trainer.expect)"
@@ -300,10 +334,14 @@ def _figure_lines(shown: _Shown) -> Iterator[str]:
     figures["devices"] = [shown.devices] if shown.devices else []
     figures["step"] = _step_texts(plan)
     figures["time"] = [_time_text(shown)]
-    emulates = any(not arm.resources.num_gpus and arm.recipe != "bf16" for arm in plan.arms)
+    emulates = any(
+        not arm.resources.num_gpus and arm.recipe != "bf16" for arm in plan.arms
+    )
     if emulates and cpp_compiler() is None:
         figures["time"].append(NO_COMPILER)
-    figures["storage"] = [f"about {shown.costs.storage_bytes / 1e6:,.1f} MB, without the token cache"]
+    figures["storage"] = [
+        f"about {shown.costs.storage_bytes / 1e6:,.1f} MB, without the token cache"
+    ]
     for name, texts in figures.items():
         heading = name
         for text in texts:
@@ -314,7 +352,9 @@ def _figure_lines(shown: _Shown) -> Iterator[str]:
 def _runs_texts(shown: _Shown) -> list[str]:
     tokens = sum(arm.batches.tokens * len(arm.runs) for arm in shown.plan.arms)
     ids = [run.id for _, run in shown.plan.runs()]
-    texts = [f"{len(ids):,} ({_states_text(shown.progress, ids)}), {tokens:,} tokens in all"]
+    texts = [
+        f"{len(ids):,} ({_states_text(shown.progress, ids)}), {tokens:,} tokens in all"
+    ]
     shared = shown.costs.shared_tokens
     if shared:
         texts.append(
@@ -360,7 +400,11 @@ def _step_texts(plan: Plan) -> list[str]:
             devices=arm.resources.devices_per_run,
             observed=plan.diagnostics is not None,
         )
-        return "one CUDA graph where the device proves it" if reason is None else f"eager, because {reason}"
+        return (
+            "one CUDA graph where the device proves it"
+            if reason is None
+            else f"eager, because {reason}"
+        )
 
     return _texts_by_arm(plan, text_of)
 
@@ -369,7 +413,11 @@ def _tuning_texts(plan: Plan) -> list[str]:
     tuning = plan.tuning
     if tuning is None:
         return []
-    num_runs = tuning.trials * len(tuning.seeds) * sum(len(group.arms) for group in tuning.groups)
+    num_runs = (
+        tuning.trials
+        * len(tuning.seeds)
+        * sum(len(group.arms) for group in tuning.groups)
+    )
     texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
     texts.append(
         f"{tuning.trials} trials of {tuning.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
@@ -377,9 +425,14 @@ def _tuning_texts(plan: Plan) -> list[str]:
         "before the runs of the arms"
     )
     if tuning.done:
-        texts += [f"{group.name}: {values_text(group.chosen or {})}" for group in tuning.groups]
+        texts += [
+            f"{group.name}: {values_text(group.chosen or {})}"
+            for group in tuning.groups
+        ]
     else:
-        texts.append("not done yet; arms at the values found come on top of those above")
+        texts.append(
+            "not done yet; arms at the values found come on top of those above"
+        )
     return texts
 
 
@@ -401,7 +454,10 @@ def _seeds_texts(plan: Plan) -> list[str]:
         num_seeds = len(plan.arms[0].runs)
         num_others = max(1, len(plan.arms) - 1)
         costs = []
-        for count in (num_seeds, *[more for more in (2, 3, 5, 8) if more > num_seeds][:2]):
+        for count in (
+            num_seeds,
+            *[more for more in (2, 3, 5, 8) if more > num_seeds][:2],
+        ):
             cost = cost_found(count, num_others, moderated=plan.is_moderated)
             if cost is not None:
                 costs.append(f"{count} find a cost of {cost:.0%}")
@@ -452,7 +508,11 @@ def _work_text(arm: PlannedArm) -> str:
 def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
     if arm.size is None:
-        builder = "the command" if isinstance(arm.config.trainer, Command) else arm.config.trainer
+        builder = (
+            "the command"
+            if isinstance(arm.config.trainer, Command)
+            else arm.config.trainer
+        )
         return f"not known: {builder} builds it, and the study has no model"
     if model.is_built_in:
         text = f"{model.architecture}, width {model.width}, layers {model.layers}, heads {model.heads}"
@@ -469,7 +529,9 @@ def _model_text(arm: PlannedArm) -> str:
 def _carried_text(arm: PlannedArm) -> str:
     if arm.size is None:
         return "not known"
-    num_carrying = sum(group.count for group in _layer_groups(arm) if group.recipe != _HIGH_PRECISION)
+    num_carrying = sum(
+        group.count for group in _layer_groups(arm) if group.recipe != _HIGH_PRECISION
+    )
     text = f"{num_carrying} of {len(arm.layers)} linear layers in low precision"
     if arm.coverage is not None and arm.coverage.out_of_reach:
         text += f"; matrices out of reach: {len(arm.coverage.out_of_reach)}"

@@ -40,15 +40,29 @@ _NEEDED = {
 @click.command("init")
 @click.argument("file", default="study.yaml", type=PATH)
 @click.option(
-    "--model", metavar="WORD", help="Model: built-in, a preset, hf:FOLDER or function:FILE.py:NAME."
+    "--model",
+    metavar="WORD",
+    help="Model: built-in, a preset, hf:FOLDER or function:FILE.py:NAME.",
 )
-@click.option("--data", metavar="PATH", help="Text or JSON lines: a file, a folder or a glob.")
+@click.option(
+    "--data", metavar="PATH", help="Text or JSON lines: a file, a folder or a glob."
+)
 @click.option("--arms", metavar="WORD", help="Arms: ladder, published or grid.")
-@click.option("--tokenizer", metavar="WORD", help="Tokenizer: bytes, bpe:VOCABULARY or hf:FOLDER.")
+@click.option(
+    "--tokenizer", metavar="WORD", help="Tokenizer: bytes, bpe:VOCABULARY or hf:FOLDER."
+)
 @click.option("--seeds", type=AT_LEAST_1, help="Runs of each arm (default: 3).")
-@click.option("--budget", metavar="TIME", help="Wall time of the whole study on this machine: 30m, 2h, 1d.")
-@click.option("--command", metavar="LINE", help="Your own training program; needs --log.")
-@click.option("--log", type=PATH, help="With --command: what the program printed in a run.")
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="Wall time of the whole study on this machine: 30m, 2h, 1d.",
+)
+@click.option(
+    "--command", metavar="LINE", help="Your own training program; needs --log."
+)
+@click.option(
+    "--log", type=PATH, help="With --command: what the program printed in a run."
+)
 @click.option(
     "--pattern",
     "patterns",
@@ -56,7 +70,11 @@ _NEEDED = {
     metavar="REGEX",
     help="With --command: a regular expression that reads its log.",
 )
-@click.option("--schema", is_flag=True, help="Only print the JSON Schema of study files, for editors.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    help="Only print the JSON Schema of study files, for editors.",
+)
 @storage_option
 @click.pass_context
 def init(
@@ -89,17 +107,25 @@ def init(
     if command is not None or log is not None or patterns:
         from ablate.workflow.init_command import write_command_study
 
-        refuse_other_options(context, {"command", "log", "patterns", "storage"}, "--command")
+        refuse_other_options(
+            context, {"command", "log", "patterns", "storage"}, "--command"
+        )
         if command is None or log is None:
             hint = "a log of one run tells how to read it"
             raise UserError("--command and --log belong together", hint=hint)
 
         def ask(error: UserError) -> str:
             click.echo(error)
-            return str(click.prompt("A regular expression with the groups step and val_loss"))
+            return str(
+                click.prompt("A regular expression with the groups step and val_loss")
+            )
 
         answers_to = ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        click.echo(write_command_study(file, command, log=log, patterns=patterns, ask=answers_to))
+        click.echo(
+            write_command_study(
+                file, command, log=log, patterns=patterns, ask=answers_to
+            )
+        )
         click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
         return
     from ablate.cli.display import ConsoleListener
@@ -110,13 +136,18 @@ def init(
     questions = {
         "model": f"Model (built-in, {', '.join(PRESETS)}, hf:FOLDER or function:FILE.py:NAME)",
         "data": "Text to train on: a file, folder or glob; empty for the standard library's",
-        "arms": "Arms: " + "; ".join(f"{word} ({title})" for word, title in ARMS.items()),
+        "arms": "Arms: "
+        + "; ".join(f"{word} ({title})" for word, title in ARMS.items()),
         "budget": "Wall time of the whole study (30m, 2h, 1d)",
     }
     answers = {name: word for name, word in given.items() if word is not None}
-    for name, question in questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ():
+    for name, question in (
+        questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ()
+    ):
         usual = getattr(Answers, name) or ""
-        if name not in answers and (word := click.prompt(question, default=usual, show_default=bool(usual))):
+        if name not in answers and (
+            word := click.prompt(question, default=usual, show_default=bool(usual))
+        ):
             answers[name] = word
     click.echo(write_study(file, storage, Answers(**answers), ConsoleListener()))
     click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
@@ -127,10 +158,16 @@ def init(
 @click.argument("study")
 @json_option
 @click.option(
-    "--dry-run", is_flag=True, help="Also build every arm's model without memory, and check all shapes."
+    "--dry-run",
+    is_flag=True,
+    help="Also build every arm's model without memory, and check all shapes.",
 )
-@click.option("--layers", is_flag=True, help="List what each linear layer of each arm carries.")
-@click.option("--runs", "all_runs", is_flag=True, help="List every run with its id and state.")
+@click.option(
+    "--layers", is_flag=True, help="List what each linear layer of each arm carries."
+)
+@click.option(
+    "--runs", "all_runs", is_flag=True, help="List every run with its id and state."
+)
 @click.option(
     "--hardware",
     multiple=True,
@@ -164,13 +201,19 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
 
 @click.command("pilot")
 @click.argument("study")
-@click.option("--write", is_flag=True, help="Put the target into the file, in place of 'target: null'.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Put the target into the file, in place of 'target: null'.",
+)
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
 @json_option
 @address_option
 @tracking_option
 @storage_option
-def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: Any) -> int:
+def pilot(
+    study: str, as_json: bool, write: bool, retry_failed: bool, **where: Any
+) -> int:
     """Train the baseline of STUDY with its first two seeds, and say what the study needs.
 
     It says which target to take: one that both runs reach with room for slower arms; how many seeds find a
@@ -191,14 +234,18 @@ def pilot(study: str, as_json: bool, write: bool, retry_failed: bool, **where: A
         from ablate.workflow.pilot import pilot_study
 
         listener = ConsoleListener(err=as_json)
-        end, advice = pilot_study(study, Where(**where), listener, write=write, retry_failed=retry_failed)
+        end, advice = pilot_study(
+            study, Where(**where), listener, write=write, retry_failed=retry_failed
+        )
         code = conclude(listener.say, end, again)
     if advice is None:
         return code
     deliver(asdict(advice), ["", *advice_text(advice, written=write)], as_json=as_json)
     if advice.take is None:
         return 1
-    listener.say(f"\nNext:  {command_line('run', study, **where)}  (trains only what is missing)")
+    listener.say(
+        f"\nNext:  {command_line('run', study, **where)}  (trains only what is missing)"
+    )
     return code
 
 
@@ -213,7 +260,11 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
         if take is advice.own:
             yield "target   the study's own will do"
         else:
-            own = "the study's own is not reached by both runs, or too late; " if advice.has_target else ""
+            own = (
+                "the study's own is not reached by both runs, or too late; "
+                if advice.has_target
+                else ""
+            )
             yield f"target   {own}{'written' if written else 'write'} into the file:"
             yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
         yield f"         seeds {seeds} reach {take.val_loss:g} {advice.loss_unit} after {tokens} tokens;"
@@ -221,7 +272,11 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     else:
         yield f"target   none to be had: {advice.why_not}"
     if spread := advice.spread:
-        whose = "these two" if PAIRED * spread.runs > SPREAD else "FP4 arms of docs/findings"
+        whose = (
+            "these two"
+            if PAIRED * spread.runs > SPREAD
+            else "FP4 arms of docs/findings"
+        )
         yield (
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, pairs "
             f"of runs spread by {spread.pairs:.1%}, as {whose} do\n"

@@ -29,7 +29,10 @@ _SHOWN = ("format", "scale", "block", "rounding")
 )
 @click.argument("name", required=False)
 @click.option(
-    "--for", "stack", metavar="STACK", help="Print the flags that give a trainer this recipe: megatron-te, …"
+    "--for",
+    "stack",
+    metavar="STACK",
+    help="Print the flags that give a trainer this recipe: megatron-te, …",
 )
 @json_option
 def command(name: str | None, stack: str | None, as_json: bool) -> None:
@@ -42,7 +45,9 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
 
     if name is None:
         if stack is not None:
-            raise UserError(f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})")
+            raise UserError(
+                f"--for {stack} needs a recipe (ablate recipes NAME --for {stack})"
+            )
         _list_recipes(as_json=as_json)
     elif name not in SHORT_RECIPES:
         hint = likely(name, SHORT_RECIPES, "`ablate recipes` lists them")
@@ -50,7 +55,9 @@ def command(name: str | None, stack: str | None, as_json: bool) -> None:
     elif stack is not None:
         _show_flags(name, stack, as_json=as_json)
     elif name not in PRESETS:
-        raise UserError(f"'{name}' is a word of study files (recipe: {name}), and no published recipe")
+        raise UserError(
+            f"'{name}' is a word of study files (recipe: {name}), and no published recipe"
+        )
     else:
         preset = PRESETS[name]
         content = asdict(preset) | {"recipe": asdict(preset.recipe)}
@@ -84,10 +91,17 @@ def _list_recipes(*, as_json: bool) -> None:
     recipes = []
     rows = []
     for source, presets in groupby(PRESETS.values(), key=attrgetter("source")):
-        rows += [("", ""), (source.date, f"{source.authors}, {source.url.removeprefix('https://')}")]
+        rows += [
+            ("", ""),
+            (source.date, f"{source.authors}, {source.url.removeprefix('https://')}"),
+        ]
         for preset in presets:
             rows.append((f"  {preset.name}", preset.summary))
-            entry = {"name": preset.name, "summary": preset.summary, "checked": preset.checked}
+            entry = {
+                "name": preset.name,
+                "summary": preset.summary,
+                "checked": preset.checked,
+            }
             recipes.append(entry | asdict(source))
     short = ", ".join(name for name in SHORT_RECIPES if name not in PRESETS)
     lines = [
@@ -98,20 +112,35 @@ def _list_recipes(*, as_json: bool) -> None:
 
 
 def _lines(preset: Preset) -> Iterator[str]:
-    from ablate.recipes.describe import describe_deoscillate, describe_place, describe_start
+    from ablate.recipes.describe import (
+        describe_deoscillate,
+        describe_place,
+        describe_start,
+    )
     from ablate.study.template import yaml_text
 
     source, recipe = preset.source, preset.recipe
     yield f"{preset.name}: {preset.summary}"
     yield f"{source.authors}: {source.title} ({source.date})\n  {source.url}\n"
     yield _operands(recipe)
-    yield from (f"\n{describe_place(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules)
-    yield from (f"\n{describe_start(phase)}:\n{_operands(phase.recipe)}" for phase in recipe.phases)
+    yield from (
+        f"\n{describe_place(rule)}:\n{_operands(rule.recipe)}" for rule in recipe.rules
+    )
+    yield from (
+        f"\n{describe_start(phase)}:\n{_operands(phase.recipe)}"
+        for phase in recipe.phases
+    )
     if recipe.deoscillate is not None:
         yield f"\nweights de-oscillated {describe_deoscillate(recipe.deoscillate)}"
-    said = {"published": preset.published, "assumed": preset.assumed, "checked": [preset.checked]}
+    said = {
+        "published": preset.published,
+        "assumed": preset.assumed,
+        "checked": [preset.checked],
+    }
     for title, sentences in said.items():
-        yield "\n".join([f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])])
+        yield "\n".join(
+            [f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])]
+        )
     yield f"\nin a study, by its name:\n  recipe: {preset.name}\nor in full:\n  recipe:"
     yield textwrap.indent(yaml_text(preset.written, width=80), "    ")
 
@@ -121,6 +150,10 @@ def _operands(recipe: LayerRecipe) -> str:
     for gemm, operand, policy in recipe.operands():
         values = asdict(policy)
         shown = [values.pop(key) for key in _SHOWN]
-        others = (f"{key} {value}" for key, value in values.items() if value != getattr(type(policy), key))
+        others = (
+            f"{key} {value}"
+            for key, value in values.items()
+            if value != getattr(type(policy), key)
+        )
         rows.append((gemm, operand, *shown, ", ".join(others)))
     return format_table(("GEMM", "operand", *_SHOWN, "and"), rows)

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 _ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
 
 
-def _target(_context: click.Context, _option: click.Parameter, text: str | None) -> float | Target | None:
+def _target(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> float | Target | None:
     if text is None:
         return None
     try:
@@ -64,7 +66,11 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @click.argument("study")
 @storage_option
-@click.option("--out", type=FOLDER, help="Folder of the report (default: report/ in the study's folder).")
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="Folder of the report (default: report/ in the study's folder).",
+)
 @click.option(
     "--baseline",
     metavar="ARM",
@@ -75,7 +81,11 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
     callback=_target,
     help="Use this target: val_loss=3.3, perplexity=27.1 or a number of the study's kind; needs --out.",
 )
-@click.option("--watch", is_flag=True, help="Update the report while the study runs, until Ctrl-C.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Update the report while the study runs, until Ctrl-C.",
+)
 @click.option(
     "--every",
     type=AT_LEAST_1,
@@ -84,9 +94,17 @@ def _target(_context: click.Context, _option: click.Parameter, text: str | None)
     metavar="SECONDS",
     help="Seconds between two updates of --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the verdict.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print report.json instead of the verdict."
+)
 def report(
-    study: str, storage: Path, out: Path | None, every: int, watch: bool, as_json: bool, **reading: Any
+    study: str,
+    storage: Path,
+    out: Path | None,
+    every: int,
+    watch: bool,
+    as_json: bool,
+    **reading: Any,
 ) -> int:
     """Write the report of STUDY (its name or its YAML file): HTML, Markdown, LaTeX, JSON, CSV, figures.
 
@@ -94,13 +112,17 @@ def report(
     """
     store = find_study(storage, study)
     if out is None and not (reading["baseline"] is None and reading["target"] is None):
-        raise UserError("--baseline and --target write another report (give it a folder with --out)")
+        raise UserError(
+            "--baseline and --target write another report (give it a folder with --out)"
+        )
     from ablate.execute.progress import RunProgress, read_progress
     from ablate.reports import write_report
     from ablate.study import load_study
 
     plan = store.plan()
-    run = command_line("run", study, *set_words(plan.settings), storage=store.path.parent)
+    run = command_line(
+        "run", study, *set_words(plan.settings), storage=store.path.parent
+    )
     is_file = study.endswith((".yaml", ".yml"))
     keys: list[str] = []
     with contextlib.nullcontext() if is_file else contextlib.suppress(UserError):
@@ -119,7 +141,9 @@ def report(
     seen: list[RunProgress] = []
     with writing_to(store.path / "report" if out is None else out):
         try:
-            while watch:  # write again whenever a run has moved, until every run has ended
+            while (
+                watch
+            ):  # write again whenever a run has moved, until every run has ended
                 runs = read_progress(store, store.plan())  # a search adds runs
                 num_ended = sum(run.state in _ENDED for run in runs)
                 if num_ended == len(runs):
@@ -128,15 +152,25 @@ def report(
                     written = write_report(store, out, refresh_sec=every, **reading)
                     seen = runs
                     moment = time.strftime("%H:%M:%S")
-                    click.echo(f"{moment}  {num_ended} of {len(runs)} runs have ended; {written.html}")
+                    click.echo(
+                        f"{moment}  {num_ended} of {len(runs)} runs have ended; {written.html}"
+                    )
                 time.sleep(every)
         except KeyboardInterrupt:
             code = 130
-        written = write_report(store, out, **reading)  # a last page that does not reload itself
+        written = write_report(
+            store, out, **reading
+        )  # a last page that does not reload itself
     if as_json and not watch:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
     else:
-        files = (written.html, written.markdown, written.json, written.tables, written.figures)
+        files = (
+            written.html,
+            written.markdown,
+            written.json,
+            written.tables,
+            written.figures,
+        )
         echo_lines([*verdict_lines(written), "", *map(str, files)])
     return code
 
@@ -149,7 +183,9 @@ def report(
 )
 @click.argument("studies", nargs=-1, required=True, metavar="STUDY STUDY [STUDY]...")
 @click.option(
-    "--baseline", metavar="ARM", help="State costs against this arm instead of each study's baseline."
+    "--baseline",
+    metavar="ARM",
+    help="State costs against this arm instead of each study's baseline.",
 )
 @click.option(
     "--after",
@@ -158,7 +194,11 @@ def report(
     help="Take as target what each study's baseline reaches after this many tokens.",
 )
 @storage_option
-@click.option("--out", type=FOLDER, help="Also write compare.html, .md, .json and the figure to this folder.")
+@click.option(
+    "--out",
+    type=FOLDER,
+    help="Also write compare.html, .md, .json and the figure to this folder.",
+)
 @json_option
 def compare(
     studies: tuple[str, ...],
@@ -175,7 +215,9 @@ def compare(
     Three studies or more should differ in the size of the model or, at one size, in the budget alone.
     """
     if len(studies) < 2:
-        raise UserError(f"'{studies[0]}' alone compares with nothing (name two studies at least)")
+        raise UserError(
+            f"'{studies[0]}' alone compares with nothing (name two studies at least)"
+        )
     from ablate.store.runs import study_at
 
     stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
@@ -183,7 +225,9 @@ def compare(
     for study, store in zip(studies, stores, strict=True):
         path = store.path.resolve()
         if path in known:
-            raise UserError(f"'{known[path]}' and '{study}' are the same study: name each once")
+            raise UserError(
+                f"'{known[path]}' and '{study}' are the same study: name each once"
+            )
         known[path] = study
     from ablate.reports import analyse, load_frames
     from ablate.reports.findings import compare as findings
@@ -195,7 +239,11 @@ def compare(
     for fault in (fault for frame in frames for fault in frame.faults):
         click.echo(f"Left out: {fault}", err=True)
     frames = [
-        read_against(frame, baseline=baseline, target=None if after is None else target_after(frame, after))
+        read_against(
+            frame,
+            baseline=baseline,
+            target=None if after is None else target_after(frame, after),
+        )
         for frame in frames
     ]
     if len({frame.plan.study for frame in frames}) < len(frames):
@@ -213,7 +261,11 @@ def compare(
 
 
 def _comparison_lines(comparison: Comparison) -> Iterator[str]:
-    from ablate.reports.words.compare import comparison_sentences, line_tables, study_tables
+    from ablate.reports.words.compare import (
+        comparison_sentences,
+        line_tables,
+        study_tables,
+    )
 
     for table in (*line_tables(comparison), *study_tables(comparison)):
         text = table_text(table)
@@ -231,9 +283,15 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
 @click.argument("study")
 @storage_option
 @tracking_option
-@click.option("--sync", is_flag=True, help="Only send MLflow what it lacks of the study; open no page.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port on this machine (default: 5000, else a free one)."
+    "--sync",
+    is_flag=True,
+    help="Only send MLflow what it lacks of the study; open no page.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Port on this machine (default: 5000, else a free one).",
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def dashboard(
@@ -273,7 +331,9 @@ def dashboard(
     if report.problem:
         click.echo(f"Not everything could be sent: {report.problem}", err=True)
     if sync or experiment is None:
-        click.echo(f"{report.runs_sent} runs looked at, {report.metrics_sent} metric points sent")
+        click.echo(
+            f"{report.runs_sent} runs looked at, {report.metrics_sent} metric points sent"
+        )
         return 1 if report.problem else 0
     if scheme(uri) in ("http", "https"):
         _show(page(uri, experiment), no_browser)
@@ -289,7 +349,9 @@ def _check_pages(uri: str, storage: Path) -> None:
     from ablate.track.sink import default_tracking_uri, is_database, scheme, sqlite_path
 
     if scheme(uri) not in ("http", "https") and not is_database(uri):
-        raise UserError(f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)")
+        raise UserError(
+            f"no pages to open for '{redact(uri)}' (expected http(s)://… or a database)"
+        )
     database = sqlite_path(uri)
     if database and not database.exists() and uri != default_tracking_uri(storage):
         hint = f"leave --tracking-uri out for {storage}/mlflow.db"
@@ -322,7 +384,10 @@ def _serve(
     ):
         at_end.callback(redirect.unlink, missing_ok=True)
         _show(page(url, experiment), no_browser, redirect)
-        click.echo("Whoever has this address can open the pages. Ctrl-C ends the server.", err=True)
+        click.echo(
+            "Whoever has this address can open the pages. Ctrl-C ends the server.",
+            err=True,
+        )
         while process.poll() is None:
             time.sleep(0.2)
         raise UserError(f"MLflow's server has ended (see {log})")
@@ -333,7 +398,9 @@ def page(base: str, experiment_id: str) -> str:
     from ablate.track.sink import VIEW
 
     # Charts instead of the table of runs, the sidebar for training instead of that for agents, our columns.
-    view = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={VIEW}"
+    view = (
+        f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={VIEW}"
+    )
     return f"{base.rstrip('/')}/#/experiments/{experiment_id}/runs?{view}"
 
 
@@ -345,13 +412,17 @@ def _show(address: str, no_browser: bool, redirect: Path | None = None) -> None:
     sys.stdout.flush()
     # Without a display the "browser" would be a text browser that takes over the terminal.
     displays = ("DISPLAY", "WAYLAND_DISPLAY")
-    has_display = sys.platform == "darwin" or any(os.environ.get(name) for name in displays)
+    has_display = sys.platform == "darwin" or any(
+        os.environ.get(name) for name in displays
+    )
     if no_browser or not has_display:
         return
     if redirect is not None:
         from html import escape
 
         with open_private(redirect, "w") as file:
-            file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
+            file.write(
+                f'<meta http-equiv="refresh" content="0; url={escape(address)}">'
+            )
         address = redirect.absolute().as_uri()
     webbrowser.open(address)

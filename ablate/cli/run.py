@@ -43,8 +43,15 @@ _RECIPES = {
 
 @click.command("run")
 @click.argument("study")
-@click.option("--only", multiple=True, metavar="ARM", help="Run only this arm (may be repeated).")
-@click.option("--seeds", "seeds_text", metavar="LIST", help="Run only these seeds of the study: 0,1,4.")
+@click.option(
+    "--only", multiple=True, metavar="ARM", help="Run only this arm (may be repeated)."
+)
+@click.option(
+    "--seeds",
+    "seeds_text",
+    metavar="LIST",
+    help="Run only these seeds of the study: 0,1,4.",
+)
 @click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
 @click.option(
     "--in-process",
@@ -74,9 +81,15 @@ def command(
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     try:
-        seeds = None if seeds_text is None else [int(part) for part in seeds_text.split(",")]
+        seeds = (
+            None
+            if seeds_text is None
+            else [int(part) for part in seeds_text.split(",")]
+        )
     except ValueError:
-        raise UserError(f"--seeds: '{seeds_text}' is no list of seeds (expected such as 0,1,4)") from None
+        raise UserError(
+            f"--seeds: '{seeds_text}' is no list of seeds (expected such as 0,1,4)"
+        ) from None
     if in_process:
         takes = {"in_process", "only", "seeds_text", "settings", "storage"}
         refuse_other_options(context, takes, "--in-process")
@@ -85,27 +98,42 @@ def command(
     for arm in chosen["only"]:
         words += ["--only", arm]
     place = {"address": address, "tracking_uri": tracking_uri}
-    again = command_line("run", study, *words, storage=storage, seeds=seeds_text, **place)
+    again = command_line(
+        "run", study, *words, storage=storage, seeds=seeds_text, **place
+    )
     with ended_by_ctrl_c(again):
         from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
         from ablate.workflow.run import run_study
 
         listener = ConsoleListener()
-        if sys.stdout.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            listener.say("Closing the terminal stops this (nohup, tmux or `ablate submit` let it continue).")
+        if (
+            sys.stdout.isatty()
+            and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        ):
+            listener.say(
+                "Closing the terminal stops this (nohup, tmux or `ablate submit` let it continue)."
+            )
         where = Where(storage=storage, **place)
-        end = run_study(study, where, listener, seeds=seeds, retry_failed=retry_failed, **chosen)
+        end = run_study(
+            study, where, listener, seeds=seeds, retry_failed=retry_failed, **chosen
+        )
         return conclude(listener.say, end, again)
 
 
-def _run_in_process(study: str, storage: Path, seeds: list[int] | None, **chosen: Any) -> int:
+def _run_in_process(
+    study: str, storage: Path, seeds: list[int] | None, **chosen: Any
+) -> int:
     from ablate.cli.display import ConsoleListener
     from ablate.workflow import Where
     from ablate.workflow.in_process import run_in_process
 
-    result = run_in_process(study, Where(storage=storage), ConsoleListener(), seeds=seeds, **chosen)
-    ended = result.state if result.message is None else f"{result.state}: {result.message}"
+    result = run_in_process(
+        study, Where(storage=storage), ConsoleListener(), seeds=seeds, **chosen
+    )
+    ended = (
+        result.state if result.message is None else f"{result.state}: {result.message}"
+    )
     click.echo(f"The run {ended}, after {result.tokens:,} tokens. No result is stored.")
     return 0
 
@@ -114,7 +142,9 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, and ``again``, the command to resume; return the exit code."""
     for sentence, log in end.failed.items():
         say(f"\nFailed: {safe_text(sentence)}  (log: {log})")
-        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        printed = (
+            log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        )
         for line in printed.splitlines()[-_LOG_LINES:]:
             say(f"    {safe_text(line)}")
     if end.outcome.problem:
@@ -124,7 +154,9 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
         return 130
     if failed := end.states.count("failed"):
         say(f"\nFailed runs: {failed}; try again with: {again} --retry-failed")
-    if missing := sum(state not in ("finished", "diverged", "failed") for state in end.states):
+    if missing := sum(
+        state not in ("finished", "diverged", "failed") for state in end.states
+    ):
         say(f"\nRuns without a result: {missing}; go on with: {again}")
     return 0 if end.is_done else 1
 
@@ -135,14 +167,37 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
 )
 @click.argument("study")
 @click.option(
-    "--address", required=True, metavar="URL", help="Address of the cluster's dashboard, http://head:8265."
+    "--address",
+    required=True,
+    metavar="URL",
+    help="Address of the cluster's dashboard, http://head:8265.",
 )
-@click.option("--storage", required=True, type=PATH, help="Folder that all nodes share.")
-@click.option("--tracking-uri", metavar="URI", help="MLflow server (default: a database in the storage).")
-@click.option("--no-follow", is_flag=True, help="Do not wait for the job; do not show what it prints.")
-@click.option("--insecure", is_flag=True, help="Also submit to a cluster that asks nobody for a token.")
+@click.option(
+    "--storage", required=True, type=PATH, help="Folder that all nodes share."
+)
+@click.option(
+    "--tracking-uri",
+    metavar="URI",
+    help="MLflow server (default: a database in the storage).",
+)
+@click.option(
+    "--no-follow",
+    is_flag=True,
+    help="Do not wait for the job; do not show what it prints.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Also submit to a cluster that asks nobody for a token.",
+)
 def submit(
-    study: str, address: str, storage: Path, tracking_uri: str | None, *, no_follow: bool, insecure: bool
+    study: str,
+    address: str,
+    storage: Path,
+    tracking_uri: str | None,
+    *,
+    no_follow: bool,
+    insecure: bool,
 ) -> int:
     """Run STUDY (a YAML file, or a shipped study's name) on a Ray cluster, as a job that lives there.
 
@@ -154,7 +209,9 @@ def submit(
     from ablate.study import load_study
 
     if not storage.is_absolute():
-        raise UserError(f"--storage: {storage} (expected an absolute path that all nodes share)")
+        raise UserError(
+            f"--storage: {storage} (expected an absolute path that all nodes share)"
+        )
     loaded = load_study(study)
     if loaded.search is not None:
         start = command_line("search", study, storage=storage, address="ADDRESS")
@@ -168,7 +225,9 @@ def submit(
         )
     jobs.check_server(address, insecure=insecure)
     environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
-    job, was_there = jobs.submit(address, loaded.path, loaded.name, str(storage), environment)
+    job, was_there = jobs.submit(
+        address, loaded.path, loaded.name, str(storage), environment
+    )
     click.echo(f"Job {job} {'is there already' if was_there else 'submitted'}.")
     if no_follow:
         status = command_line("status", loaded.name, storage=storage)
@@ -177,7 +236,9 @@ def submit(
     try:
         state = jobs.follow(address, job, lambda text: click.echo(text, nl=False))
     except KeyboardInterrupt:
-        click.echo(f"\nThe job goes on; stop it with: ray job stop --address {address} {job}")
+        click.echo(
+            f"\nThe job goes on; stop it with: ray job stop --address {address} {job}"
+        )
         return 130
     click.echo(f"Job {job}: {state.lower()}")
     return 0 if state == "SUCCEEDED" else 1
@@ -185,7 +246,12 @@ def submit(
 
 @click.command("search")
 @click.argument("file")
-@click.option("--plan", "only_plan", is_flag=True, help="Show what would be searched; start no trial.")
+@click.option(
+    "--plan",
+    "only_plan",
+    is_flag=True,
+    help="Show what would be searched; start no trial.",
+)
 @json_option
 @address_option
 @tracking_option
@@ -211,7 +277,9 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         place = Where(**where)
         if study.search is None:
             start = place.command_line("run", file)
-            raise UserError(f"{file}: it has no 'search:', so it is a study (start it with: {start})")
+            raise UserError(
+                f"{file}: it has no 'search:', so it is a study (start it with: {start})"
+            )
         planned = plan_search(study, place.machines)
         if only_plan:
             if as_json:
@@ -228,24 +296,35 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         end = search_study(planned, place, listener, file=file)
         table = table_text(front_table(end.found))
         deliver(plain(end.found), [f"\n{table}\n"], as_json=as_json)
-        for sentence in (*search_sentences(end.found), f"\nReport:  {end.pages / 'search.html'}"):
+        for sentence in (
+            *search_sentences(end.found),
+            f"\nReport:  {end.pages / 'search.html'}",
+        ):
             listener.say(sentence)
         if (end.pages / CONFIRM).exists():
-            listener.say(f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}")
+            listener.say(
+                f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}"
+            )
         return end.exit_code
 
 
 def _plan_lines(planned: SearchPlan) -> Iterator[str]:
     search, first = planned.search, planned.plans[0]
     rows = (
-        {"of": first.arm(name), "time": planned.times[name], "first": "first" * (name in planned.first)}
+        {
+            "of": first.arm(name),
+            "time": planned.times[name],
+            "first": "first" * (name in planned.first),
+        }
         for name in planned.cells
     )
     yield table_of(_RECIPES, rows)
     shapes = f"{search.hardware}, shapes of {search.shapes}"
     yield f"\nstep time  over that of {planned.baseline}, modelled on {shapes}\nobjective  {search.objective}"
     tokens = 0
-    for count, budget, then in zip(planned.most_trials, search.budgets, planned.plans, strict=True):
+    for count, budget, then in zip(
+        planned.most_trials, search.budgets, planned.plans, strict=True
+    ):
         tokens += count * then.arm(planned.baseline).batches.tokens
         yield f"budget     {budget:,} tokens: at most {count} trials of {len(planned.cells)} recipes"
     rounds = -(-planned.num_trials // search.at_once)

@@ -40,7 +40,9 @@ def num_train_windows(num_train_tokens: int, seq_len: int) -> int:
     return windows
 
 
-def num_validation_windows(num_validation_tokens: int, seq_len: int, eval_tokens: int) -> int:
+def num_validation_windows(
+    num_validation_tokens: int, seq_len: int, eval_tokens: int
+) -> int:
     """Count the sequences of one evaluation, enough for ``eval_tokens`` predicted tokens.
 
     Raises:
@@ -84,7 +86,9 @@ def _epoch_order(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
     return order
 
 
-def batch(tokens: NDArray[Any], starts: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+def batch(
+    tokens: NDArray[Any], starts: NDArray[np.int64], seq_len: int
+) -> NDArray[np.int64]:
     """Read ids ``[sequences, seq_len + 1]``: inputs are all but the last, targets all but the first."""
     columns = np.arange(seq_len + 1, dtype=np.int64)
     return np.asarray(tokens[starts[:, None] + columns], dtype=np.int64)

@@ -67,7 +67,9 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
         yield from _pieces(file)
         return
     for line_number, line in _read(file, by_line=True):
-        content = line.removeprefix("\ufeff") if line_number == 1 else line  # a byte order mark
+        content = (
+            line.removeprefix("\ufeff") if line_number == 1 else line
+        )  # a byte order mark
         if not content.strip():
             continue
         try:
@@ -75,7 +77,12 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise UserError("is not a JSON object", file=file.path, line=line_number, hint=_ONE_A_LINE)
+            raise UserError(
+                "is not a JSON object",
+                file=file.path,
+                line=line_number,
+                hint=_ONE_A_LINE,
+            )
         yield text_of(row, text_field, file.path, line_number)
 
 
@@ -110,8 +117,14 @@ def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
     line_number = 0
     opened = gzip.open if file.path.endswith(".gz") else open
     try:
-        with opened(file.path, "rt", encoding="utf-8", errors="replace", newline="\n") as content:
-            read = partial(content.readline, _LONGEST_LINE + 1) if by_line else partial(content.read, _BLOCK)
+        with opened(
+            file.path, "rt", encoding="utf-8", errors="replace", newline="\n"
+        ) as content:
+            read = (
+                partial(content.readline, _LONGEST_LINE + 1)
+                if by_line
+                else partial(content.read, _BLOCK)
+            )
             for chunk in iter(read, ""):
                 if len(chunk) > _LONGEST_LINE:
                     raise UserError(
@@ -207,7 +220,11 @@ class ValidationSide:
 
     def __init__(self, validation: Documents) -> None:
         self._documents = set(validation.hashes.tolist())
-        self._lines = {content_hash(line) for text in validation.texts() for line in _long_lines(text)}
+        self._lines = {
+            content_hash(line)
+            for text in validation.texts()
+            for line in _long_lines(text)
+        }
 
     def leave_out(self, texts: Iterable[bytes]) -> tuple[list[bytes], int]:
         """Return the training documents among ``texts``, and the number of near copies left out.
@@ -220,7 +237,9 @@ class ValidationSide:
             if content_hash(text) in self._documents:
                 continue
             lines = _long_lines(text)
-            shared = sum(len(line) for line in lines if content_hash(line) in self._lines)
+            shared = sum(
+                len(line) for line in lines if content_hash(line) in self._lines
+            )
             if shared and shared >= NEAR_COPY * sum(map(len, lines)):
                 near_copies += 1
             else:
@@ -229,4 +248,8 @@ class ValidationSide:
 
 
 def _long_lines(text: bytes) -> set[bytes]:
-    return {line for line in map(bytes.strip, text.split(b"\n")) if len(line) >= LONG_LINE_BYTES}
+    return {
+        line
+        for line in map(bytes.strip, text.split(b"\n"))
+        if len(line) >= LONG_LINE_BYTES
+    }

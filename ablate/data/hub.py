@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
-from ablate.data.sources import SourceFile, content_hashes, find_files, text_of, unreadable
+from ablate.data.sources import (
+    SourceFile,
+    content_hashes,
+    find_files,
+    text_of,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +44,15 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_USUAL_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+_USUAL_END_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "[SEP]",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +89,10 @@ def find_data_set(data: DataConfig) -> HubSource:
             hint="paths: [name] or [name, configuration]; validation_paths: [split]",
         )
     if importlib.util.find_spec("datasets") is None:
-        raise UserError("data.source: hub needs the package 'datasets'", hint="pip install -e '.[hub]'")
+        raise UserError(
+            "data.source: hub needs the package 'datasets'",
+            hint="pip install -e '.[hub]'",
+        )
     name, _, revision = paths[0].partition("@")
     folder = Path(paths[0]).expanduser()
     files = tuple(find_files([str(folder)], ())) if folder.is_dir() else ()
@@ -89,8 +106,12 @@ def find_data_set(data: DataConfig) -> HubSource:
         from huggingface_hub import HfApi
 
         try:
-            commit = str(HfApi().dataset_info(name, revision=revision or None, timeout=20).sha)
-        except Exception as error:  # offline, unknown name, no rights, proxy: many types, one remedy
+            commit = str(
+                HfApi().dataset_info(name, revision=revision or None, timeout=20).sha
+            )
+        except (
+            Exception
+        ) as error:  # offline, unknown name, no rights, proxy: many types, one remedy
             raise _unusable(
                 name,
                 error,
@@ -114,7 +135,9 @@ def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
         raise
     except Exception as error:
         raise _unusable(
-            source.name, error, f"check the name, the configuration and the split '{split}'"
+            source.name,
+            error,
+            f"check the name, the configuration and the split '{split}'",
         ) from error
 
 
@@ -123,31 +146,52 @@ def _rows(source: HubSource, split: str) -> Any:
 
     folder = Path(source.name)
     has_splits = (folder / "dataset_dict.json").is_file()
-    is_saved = has_splits or all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+    is_saved = has_splits or all(
+        (folder / name).is_file() for name in ("state.json", "dataset_info.json")
+    )
     if not (source.files and is_saved):
         return datasets.load_dataset(
-            source.name, source.configuration, split=split, streaming=True, revision=source.commit
+            source.name,
+            source.configuration,
+            split=split,
+            streaming=True,
+            revision=source.commit,
         )
     if source.configuration is not None:
         raise UserError(
-            "what save_to_disk wrote has no configurations", file=folder, hint=f"paths: [{folder}]"
+            "what save_to_disk wrote has no configurations",
+            file=folder,
+            hint=f"paths: [{folder}]",
         )
     saved = datasets.load_from_disk(source.name)
     splits = dict(saved) if has_splits else {"train": saved}
     if split not in splits:
-        raise UserError(f"has no split '{split}'", file=folder, hint=f"splits here: {', '.join(splits)}")
+        raise UserError(
+            f"has no split '{split}'",
+            file=folder,
+            hint=f"splits here: {', '.join(splits)}",
+        )
     return splits[split]
 
 
 def _unusable(name: str, error: Exception, hint: str) -> UserError:
-    return UserError(f"hub data set '{name}' cannot be read: {first_line(error)}", hint=hint)
+    return UserError(
+        f"hub data set '{name}' cannot be read: {first_line(error)}", hint=hint
+    )
 
 
-def _from_hub(name: str, key: str, needed: Sequence[str], optional: Sequence[str]) -> Path:
+def _from_hub(
+    name: str, key: str, needed: Sequence[str], optional: Sequence[str]
+) -> Path:
     """Find the folder with these files of a repository in the local hub cache, or else download them."""
-    if name.startswith((".", "/", "~")) or name.endswith(".json") or name.count("/") > 1:
+    if (
+        name.startswith((".", "/", "~"))
+        or name.endswith(".json")
+        or name.count("/") > 1
+    ):
         raise UserError(
-            f"{key}: no such file or folder {name}", hint="relative paths start at the study file"
+            f"{key}: no such file or folder {name}",
+            hint="relative paths start at the study file",
         )
     from huggingface_hub import snapshot_download
 
@@ -198,7 +242,9 @@ def find_tokenizer(name: str) -> HfTokenizer:
     """
     path = Path(name).expanduser()
     if not path.exists():
-        path = _from_hub(name, "tokenizer", ["tokenizer.json"], ["tokenizer_config.json"])
+        path = _from_hub(
+            name, "tokenizer", ["tokenizer.json"], ["tokenizer_config.json"]
+        )
     json_path = path / "tokenizer.json" if path.is_dir() else path
     try:
         content = json_path.read_bytes()
@@ -215,7 +261,9 @@ def find_tokenizer(name: str) -> HfTokenizer:
         tokens = value["model"]["vocab"]
         if isinstance(tokens, list):  # Unigram: [[piece, score], …]
             tokens = {piece: index for index, (piece, _) in enumerate(tokens)}
-        tokens |= {token["content"]: token["id"] for token in value.get("added_tokens") or []}
+        tokens |= {
+            token["content"]: token["id"] for token in value.get("added_tokens") or []
+        }
         vocab_size = max(tokens.values()) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -225,10 +273,14 @@ def find_tokenizer(name: str) -> HfTokenizer:
         ) from error
     named = None
     with suppress(OSError, ValueError, AttributeError):
-        named = parse_json(json_path.with_name("tokenizer_config.json").read_bytes()).get("eos_token")
+        named = parse_json(
+            json_path.with_name("tokenizer_config.json").read_bytes()
+        ).get("eos_token")
     if isinstance(named, dict):
         named = named.get("content")
-    end_of_text = next((token for token in (named, *_USUAL_END_TOKENS) if token in tokens), None)
+    end_of_text = next(
+        (token for token in (named, *_USUAL_END_TOKENS) if token in tokens), None
+    )
     if end_of_text is None:
         raise UserError(
             "the tokenizer has no end-of-text token",
@@ -258,7 +310,9 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
             if not any(folder.glob(pattern)):
                 raise UserError(f"model.hf: no {pattern} in {name}", hint=hint)
         return folder
-    return _from_hub(name, "model.hf", list(needed), ["*.safetensors.index.json"] if weights else [])
+    return _from_hub(
+        name, "model.hf", list(needed), ["*.safetensors.index.json"] if weights else []
+    )
 
 
 def hf_digest(model: ModelConfig) -> str:
@@ -274,7 +328,11 @@ def hf_digest(model: ModelConfig) -> str:
     except OSError as error:
         raise unreadable(path, error) from error
     if model.pretrained:
-        files = [file for file in find_files([str(folder)], _WEIGHTS) if "/" not in file.name]
-        for file, content in zip(files, content_hashes(files, f"hf {folder.absolute()}"), strict=True):
+        files = [
+            file for file in find_files([str(folder)], _WEIGHTS) if "/" not in file.name
+        ]
+        for file, content in zip(
+            files, content_hashes(files, f"hf {folder.absolute()}"), strict=True
+        ):
             digest.update(f"\n{file.name} {content}".encode())
     return digest.hexdigest()

@@ -70,11 +70,17 @@ def identify(data: DataConfig) -> DataIdentity:
     Raises:
         UserError: the corpus cannot be used as configured; lists every problem, one line each.
     """
-    problems = [Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)]
+    problems = [
+        Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)
+    ]
     if problems:
         raise UserError(*problems)
     hub = find_data_set(data) if data.source == "hub" else None
-    hf = find_tokenizer(data.tokenizer_path) if data.tokenizer == "hf" and data.tokenizer_path else None
+    hf = (
+        find_tokenizer(data.tokenizer_path)
+        if data.tokenizer == "hf" and data.tokenizer_path
+        else None
+    )
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
         raise UserError(
             f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}",
@@ -87,12 +93,22 @@ def identify(data: DataConfig) -> DataIdentity:
     elif hub is not None:
         train = list(hub.files)
     else:
-        suffixes = {"text": TEXT_SUFFIXES, "jsonl": JSON_SUFFIXES, "tokens": TOKEN_SUFFIXES}[data.source]
+        suffixes = {
+            "text": TEXT_SUFFIXES,
+            "jsonl": JSON_SUFFIXES,
+            "tokens": TOKEN_SUFFIXES,
+        }[data.source]
         train = find_files(data.paths, suffixes)
         validation = find_files(data.validation_paths, suffixes)
     files = (*train, *validation)
-    places = [*data.paths, "", *data.validation_paths] if data.paths else [sysconfig.get_path("stdlib")]
-    hashes = content_hashes(files, "\n".join([data.source, *map(os.path.abspath, places)]))
+    places = (
+        [*data.paths, "", *data.validation_paths]
+        if data.paths
+        else [sysconfig.get_path("stdlib")]
+    )
+    hashes = content_hashes(
+        files, "\n".join([data.source, *map(os.path.abspath, places)])
+    )
     hash_at = dict(zip((file.path for file in files), hashes, strict=True))
     if data.source == "tokens":
         _check_token_files(data.token_dtype, train, validation, hash_at)
@@ -131,7 +147,10 @@ def identify(data: DataConfig) -> DataIdentity:
 
 
 def _check_token_files(
-    dtype: str, train: Sequence[SourceFile], validation: Sequence[SourceFile], hash_at: Mapping[str, str]
+    dtype: str,
+    train: Sequence[SourceFile],
+    validation: Sequence[SourceFile],
+    hash_at: Mapping[str, str],
 ) -> None:
     """Reject files of another type, and a whole file on both sides: tokens have no documents to compare."""
     num_bytes = {"uint16": 2, "uint32": 4}[dtype]
@@ -174,11 +193,23 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
         yield f"source {source} has no text_field", ("text_field", "source"), None
     if source == "tokens":
         if tokenizer != "bytes":
-            yield f"source tokens takes no tokenizer {tokenizer}", ("tokenizer", "source"), None
+            yield (
+                f"source tokens takes no tokenizer {tokenizer}",
+                ("tokenizer", "source"),
+                None,
+            )
         elif data.tokenizer_path is not None:
-            yield "source tokens takes no tokenizer_path", ("tokenizer_path", "source"), None
+            yield (
+                "source tokens takes no tokenizer_path",
+                ("tokenizer_path", "source"),
+                None,
+            )
         if size is None:
-            yield "source tokens needs vocab_size", ("vocab_size", "source"), "one above the largest token"
+            yield (
+                "source tokens needs vocab_size",
+                ("vocab_size", "source"),
+                "one above the largest token",
+            )
         elif data.token_dtype == "uint16" and size > 1 << 16:  # noqa: S105  a data type, no password
             yield (
                 f"vocab_size {size} does not fit uint16",
@@ -190,7 +221,11 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
         yield f"source {source} has no token_dtype", ("token_dtype", "source"), None
     if tokenizer == "bpe":
         if size is None:
-            yield "tokenizer bpe needs vocab_size", ("vocab_size", "tokenizer"), "the size to train"
+            yield (
+                "tokenizer bpe needs vocab_size",
+                ("vocab_size", "tokenizer"),
+                "the size to train",
+            )
         elif size < BPE_MINIMUM:
             yield (
                 f"vocab_size {size} is too small for bpe",
@@ -210,7 +245,11 @@ def field_faults(data: DataConfig) -> Iterator[tuple[str, tuple[str, ...], str |
             "a local path or a hub name",
         )
     if tokenizer != "hf" and data.tokenizer_path is not None:
-        yield f"tokenizer {tokenizer} takes no tokenizer_path", ("tokenizer_path", "tokenizer"), None
+        yield (
+            f"tokenizer {tokenizer} takes no tokenizer_path",
+            ("tokenizer_path", "tokenizer"),
+            None,
+        )
 
 
 def held_out_size(total: int, at_least: int = _AT_LEAST_BYTES) -> int:

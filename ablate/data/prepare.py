@@ -90,10 +90,14 @@ def prepare(
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             lock = cache_dir / f".{folder.name}.lock"
-            with locked(lock, lambda: progress(0.0, "another process prepares these tokens")) as is_alone:
+            with locked(
+                lock, lambda: progress(0.0, "another process prepares these tokens")
+            ) as is_alone:
                 mine = socket.gethostname() if is_alone else uuid.uuid4().hex
                 partial = folder.with_name(f".{folder.name}.{mine}")
-                files = _ready(folder, corpus) or _make(data, corpus, partial, folder, progress)
+                files = _ready(folder, corpus) or _make(
+                    data, corpus, partial, folder, progress
+                )
         except OSError as error:
             raise UserError(
                 f"cannot write the token cache: {error.strerror or error}",
@@ -114,7 +118,11 @@ def load(folder: Path) -> TokenFiles:
         meta = read_record(folder / _META)
         if meta["format"] != _FORMAT:
             raise _damaged(folder, f"has format {meta['format']}, not {_FORMAT}")
-        content = {field.name: meta[field.name] for field in fields(TokenFiles) if field.name != "folder"}
+        content = {
+            field.name: meta[field.name]
+            for field in fields(TokenFiles)
+            if field.name != "folder"
+        }
         # Joining an absolute path gives that path.
         content |= {name: folder / content[name] for name in ("train", "validation")}
         files = TokenFiles(folder=folder, **content)
@@ -123,7 +131,9 @@ def load(folder: Path) -> TokenFiles:
             status = files.train.stat()
             written = [files.validation]
             if [status.st_size, status.st_mtime_ns] != meta["in_place"]:
-                raise _damaged(folder, f"{files.train} changed since the tokens were prepared")
+                raise _damaged(
+                    folder, f"{files.train} changed since the tokens were prepared"
+                )
         # Every user of the machine could put other tokens there. A group may share a storage, and a file
         # server may show other owners.
         for path in (folder, *written):
@@ -131,8 +141,13 @@ def load(folder: Path) -> TokenFiles:
                 raise _damaged(folder, f"everybody can write to {path}")
         is_open = folder.parent.stat().st_mode & stat.S_IWOTH
         if is_open and folder.stat().st_uid not in (0, os.geteuid()):
-            raise _damaged(folder, f"another user made it, and everybody can write to {folder.parent}")
-        digests = content_hashes([stat_file(str(path), path.name) for path in written], str(folder))
+            raise _damaged(
+                folder,
+                f"another user made it, and everybody can write to {folder.parent}",
+            )
+        digests = content_hashes(
+            [stat_file(str(path), path.name) for path in written], str(folder)
+        )
         for path, digest in zip(written, digests, strict=True):
             if digest != meta["hashes"][path.name]:
                 raise _damaged(folder, f"{path.name} was altered")
@@ -150,7 +165,9 @@ def open_tokens(files: TokenFiles) -> tuple[np.memmap[Any, Any], np.memmap[Any, 
     dtype = np.dtype(files.dtype).newbyteorder("<")
     return (
         np.memmap(files.train, dtype=dtype, mode="r", shape=(files.train_tokens,)),
-        np.memmap(files.validation, dtype=dtype, mode="r", shape=(files.validation_tokens,)),
+        np.memmap(
+            files.validation, dtype=dtype, mode="r", shape=(files.validation_tokens,)
+        ),
     )
 
 
@@ -162,7 +179,9 @@ def tokens_of_a_pass(files: TokenFiles, training: TrainingConfig) -> int:
     """
     from ablate.data.batches import num_train_windows, num_validation_windows
 
-    num_validation_windows(files.validation_tokens, training.seq_len, training.eval_tokens)
+    num_validation_windows(
+        files.validation_tokens, training.seq_len, training.eval_tokens
+    )
     return num_train_windows(files.train_tokens, training.seq_len) * training.seq_len
 
 
@@ -181,7 +200,11 @@ def _ready(
 
 
 def _make(
-    data: DataConfig, corpus: DataIdentity, partial: Path, folder: Path, progress: OnProgress
+    data: DataConfig,
+    corpus: DataIdentity,
+    partial: Path,
+    folder: Path,
+    progress: OnProgress,
 ) -> TokenFiles:
     """Make the folder, first under the name ``partial``."""
     from ablate.data import tokenise
@@ -189,16 +212,30 @@ def _make(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        write = tokenise.prepare_tokens if data.source == "tokens" else tokenise.prepare_text
+        write = (
+            tokenise.prepare_tokens
+            if data.source == "tokens"
+            else tokenise.prepare_text
+        )
         meta = write(data, corpus, partial, progress)
-        if not (corpus.hub and corpus.hub.commit) and identify(data).digest != corpus.digest:
-            raise UserError("the corpus changed while it was read (run again when nothing writes to it)")
+        if (
+            not (corpus.hub and corpus.hub.commit)
+            and identify(data).digest != corpus.digest
+        ):
+            raise UserError(
+                "the corpus changed while it was read (run again when nothing writes to it)"
+            )
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         hashes = {path.name: hash_file(str(path)) for path in sorted(partial.iterdir())}
         identity = {"digest": corpus.digest, "vocab_size": corpus.vocab_size}
-        meta |= {"format": _FORMAT, "hashes": hashes, "validation": "validation.bin", **identity}
+        meta |= {
+            "format": _FORMAT,
+            "hashes": hashes,
+            "validation": "validation.bin",
+            **identity,
+        }
         write_record(partial / _META, meta)
         if folder.exists() and _ready(folder, corpus) is None:  # damaged
             aside = partial.with_name(f"{partial.name}.damaged")

@@ -38,7 +38,14 @@ JSON_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 TOKEN_SUFFIXES = (".bin", ".tokens")
 
 # Tests repeat each other and hold odd encodings; the other folders are not the library's own text.
-_STDLIB_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_STDLIB_SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "__pycache__",
+}
 _STDLIB_GENERATED = ("_sysconfigdata", "config-", "sitecustomize.py")
 
 PATHS_HINT = "relative paths start at the study file"
@@ -67,7 +74,11 @@ def stdlib_files() -> list[SourceFile]:
     root = sysconfig.get_path("stdlib")
     files = [
         file
-        for file in (_walk(root, (".py",), skipped=_STDLIB_SKIPPED) if os.path.isdir(root) else ())  # noqa: PTH112
+        for file in (
+            _walk(root, (".py",), skipped=_STDLIB_SKIPPED)
+            if os.path.isdir(root)  # noqa: PTH112
+            else ()
+        )
         if not file.name.startswith(_STDLIB_GENERATED)
     ]
     if not files:
@@ -119,12 +130,15 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     missing = []
     for shard in shards:
         before = len(files)
-        for match in [shard] if os.path.lexists(shard) else glob.iglob(shard, recursive=True):  # noqa: PTH207
+        for match in (
+            [shard] if os.path.lexists(shard) else glob.iglob(shard, recursive=True)  # noqa: PTH207
+        ):
             if os.path.isfile(match):  # noqa: PTH113
                 files.append(stat_file(match, os.path.relpath(match, base)))
             elif match == shard:
                 files += (
-                    replace(file, name=os.path.relpath(file.path, base)) for file in _walk(shard, suffixes)
+                    replace(file, name=os.path.relpath(file.path, base))
+                    for file in _walk(shard, suffixes)
                 )
         if len(files) == before:
             missing.append(os.path.relpath(shard, base))
@@ -162,22 +176,32 @@ def _shards(text: str, path: str) -> list[str]:
     return [
         shard
         for number in range(first, last + 1)
-        for shard in _shards(text, f"{path[: match.start()]}{number:0{width}}{path[match.end() :]}")
+        for shard in _shards(
+            text, f"{path[: match.start()]}{number:0{width}}{path[match.end() :]}"
+        )
     ]
 
 
-def _walk(root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()) -> Iterator[SourceFile]:
+def _walk(
+    root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()
+) -> Iterator[SourceFile]:
     """Yield the files under a folder with one of these suffixes (all if empty), but no hidden ones."""
 
     def refuse(error: OSError) -> None:
         raise UserError(
-            f"cannot read the folder: {error.strerror}", file=error.filename, hint="check its rights"
+            f"cannot read the folder: {error.strerror}",
+            file=error.filename,
+            hint="check its rights",
         )
 
     for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
+        folders[:] = [
+            name for name in folders if name not in skipped and not name.startswith(".")
+        ]
         for name in names:
-            if not name.startswith(".") and (not suffixes or name.lower().endswith(suffixes)):
+            if not name.startswith(".") and (
+                not suffixes or name.lower().endswith(suffixes)
+            ):
                 path = f"{folder}/{name}"
                 yield stat_file(path, path[len(root) :].lstrip("/"))
 
@@ -189,13 +213,19 @@ def stat_file(path: str, name: str) -> SourceFile:
     except OSError as error:
         raise unreadable(path, error) from error
     return SourceFile(
-        name=name, path=path, size=status.st_size, mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns
+        name=name,
+        path=path,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
     )
 
 
 def unreadable(path: str | Path, error: OSError) -> UserError:
     """Convert an ``OSError`` on one of the corpus's files to a ``UserError``."""
-    return UserError(f"cannot read: {error.strerror or error}", file=path, hint="check the file")
+    return UserError(
+        f"cannot read: {error.strerror or error}", file=path, hint="check the file"
+    )
 
 
 def text_of(row: dict[str, Any], text_field: str, path: str, number: int) -> str:
@@ -222,8 +252,13 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     """
     known: dict[str, list[Any]] = {}
     cache: Path | None = None
-    with suppress(OSError, ValueError, KeyError, RuntimeError):  # none, damaged, or no home folder
-        cache = cache_folder("hashes") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with suppress(
+        OSError, ValueError, KeyError, RuntimeError
+    ):  # none, damaged, or no home folder
+        cache = (
+            cache_folder("hashes")
+            / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        )
         known = read_record(cache)["files"]
     fresh: dict[str, list[Any]] = {}
     result = []

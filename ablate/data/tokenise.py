@@ -38,7 +38,13 @@ import numpy as np
 
 from ablate.base.errors import UserError
 from ablate.data import hub
-from ablate.data.documents import Documents, ValidationSide, encoded, file_documents, hold_out
+from ablate.data.documents import (
+    Documents,
+    ValidationSide,
+    encoded,
+    file_documents,
+    hold_out,
+)
 from ablate.data.identity import AT_LEAST_TOKENS, held_out_size
 
 if TYPE_CHECKING:
@@ -87,7 +93,10 @@ class JsonTokenizer:
         """Join the ids of all texts as uint32, each text followed by the end-of-text token."""
         decoded = [text.decode("utf-8", "replace") for text in texts]
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
-        ids = (np.array([*encoding.ids, self._end_id], dtype=np.uint32) for encoding in encodings)
+        ids = (
+            np.array([*encoding.ids, self._end_id], dtype=np.uint32)
+            for encoding in encodings
+        )
         return np.concatenate([np.empty(0, dtype=np.uint32), *ids])
 
     def save(self, folder: Path) -> None:
@@ -112,7 +121,9 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
         show_progress=False,
     )
 
-    backend.train_from_iterator((text.decode("utf-8", "replace") for text in texts), trainer)
+    backend.train_from_iterator(
+        (text.decode("utf-8", "replace") for text in texts), trainer
+    )
     return JsonTokenizer(backend, END_OF_TEXT)
 
 
@@ -147,14 +158,20 @@ def prepare_text(
         validation = Documents(texts, spool)
         order = np.argsort(validation.hashes)
     side = ValidationSide(validation)
-    encode, description = _tokenizer(data, corpus, training_text(), side, folder, progress)
+    encode, description = _tokenizer(
+        data, corpus, training_text(), side, folder, progress
+    )
     dtype = np.dtype("<u2" if corpus.vocab_size <= 1 << 16 else "<u4")
 
-    def write(name: str, texts: Iterator[bytes], documents: Documents, **options: Any) -> Counter[str]:
+    def write(
+        name: str, texts: Iterator[bytes], documents: Documents, **options: Any
+    ) -> Counter[str]:
         num_bytes = int(documents.lengths.sum())
         counts = Counter[str]()
         with (folder / name).open("wb") as file:
-            for content, counts_of_batch in _encoded_batches(texts, encode, dtype, **options):
+            for content, counts_of_batch in _encoded_batches(
+                texts, encode, dtype, **options
+            ):
                 file.write(content)
                 counts.update(counts_of_batch)
                 progress(min(1.0, counts["read"] / num_bytes), "tokenising")
@@ -164,7 +181,11 @@ def prepare_text(
     train = write("train.bin", training_text(), listed, side=side)
     near_copies = train["near copies"]
     if not train["documents"]:
-        what = "all training text is nearly the same as" if near_copies else "there is no training text but"
+        what = (
+            "all training text is nearly the same as"
+            if near_copies
+            else "there is no training text but"
+        )
         raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)
@@ -193,11 +214,20 @@ def _documents(
 ) -> Iterator[bytes]:
     """Read the documents of files, or of a split of the hub's data set."""
     if corpus.hub:
-        return encoded(hub.documents(corpus.hub, split, data.text_field), data.max_bytes)
+        return encoded(
+            hub.documents(corpus.hub, split, data.text_field), data.max_bytes
+        )
     text_field = data.text_field if data.source == "jsonl" else None
-    if text_field is None:  # so that ``max_bytes`` takes a mixture, not the first letters
-        files = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
-    return encoded(chain.from_iterable(file_documents(file, text_field) for file in files), data.max_bytes)
+    if (
+        text_field is None
+    ):  # so that ``max_bytes`` takes a mixture, not the first letters
+        files = sorted(
+            files, key=lambda file: hashlib.sha256(file.name.encode()).digest()
+        )
+    return encoded(
+        chain.from_iterable(file_documents(file, text_field) for file in files),
+        data.max_bytes,
+    )
 
 
 def _tokenizer(
@@ -223,7 +253,10 @@ def _tokenizer(
 
 
 def _encoded_batches(
-    texts: Iterator[bytes], encode: Encode, dtype: np.dtype[Any], side: ValidationSide | None = None
+    texts: Iterator[bytes],
+    encode: Encode,
+    dtype: np.dtype[Any],
+    side: ValidationSide | None = None,
 ) -> Iterator[tuple[bytes, dict[str, int]]]:
     """Yield the tokens of texts in their order, with counts of them and of what was left out.
 
@@ -264,7 +297,9 @@ def _batches(texts: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _learn_bpe(texts: Iterator[bytes], side: ValidationSide, vocab_size: int) -> JsonTokenizer:
+def _learn_bpe(
+    texts: Iterator[bytes], side: ValidationSide, vocab_size: int
+) -> JsonTokenizer:
     sample: list[bytes] = []
     size = 0
     for batch in _batches(texts):
@@ -303,7 +338,9 @@ def prepare_tokens(
         )
     progress(0.0, "checking tokens")
 
-    def write(name: str | None, files: Sequence[SourceFile], start: int, stop: int) -> int:
+    def write(
+        name: str | None, files: Sequence[SourceFile], start: int, stop: int
+    ) -> int:
         """Check the tokens ``start`` to ``stop`` of the joined files; write them to ``name``; count them."""
         count = 0
         with (folder / name).open("wb") if name else nullcontext() as written:
@@ -314,13 +351,19 @@ def prepare_tokens(
         return count
 
     in_place = corpus.train[0] if len(corpus.train) == 1 else None
-    train_tokens = write(None if in_place else "train.bin", corpus.train, 0, total - held_out)
+    train_tokens = write(
+        None if in_place else "train.bin", corpus.train, 0, total - held_out
+    )
     if corpus.validation:
         validation_tokens = write("validation.bin", corpus.validation, 0, 1 << 62)
     else:
-        validation_tokens = write("validation.bin", corpus.train, total - held_out, total)
+        validation_tokens = write(
+            "validation.bin", corpus.train, total - held_out, total
+        )
     if not validation_tokens:
-        raise UserError("no tokens", file=corpus.validation[0].path, hint="check the file")
+        raise UserError(
+            "no tokens", file=corpus.validation[0].path, hint="check the file"
+        )
     return {
         "train": in_place.path if in_place else "train.bin",
         "in_place": [in_place.size, in_place.mtime_ns] if in_place else None,
@@ -333,7 +376,11 @@ def prepare_tokens(
 
 
 def _checked_chunks(
-    files: Sequence[SourceFile], dtype: np.dtype[Any], vocab_size: int, start: int, stop: int
+    files: Sequence[SourceFile],
+    dtype: np.dtype[Any],
+    vocab_size: int,
+    start: int,
+    stop: int,
 ) -> Iterator[NDArray[Any]]:
     """Yield the tokens ``start`` to ``stop`` of the joined files, in parts.
 
@@ -355,6 +402,8 @@ def _checked_chunks(
             if int(chunk.max()) >= vocab_size:
                 wrong = int(np.argmax(chunk >= vocab_size))
                 what = f"token {first + wrong} has id {chunk[wrong]}, but vocab_size is {vocab_size}"
-                raise UserError(what, file=file.path, hint="check vocab_size and token_dtype")
+                raise UserError(
+                    what, file=file.path, hint="check vocab_size and token_dtype"
+                )
             yield chunk
         before += len(tokens)

@@ -39,7 +39,9 @@ Cell = tuple[str, Gemm]
 VENDORS = (
     LayerRule(first=2, last=8),  # NVIDIA, 2509.25149
     LayerRule(last=0.15),  # Nemotron 3 Super, 2604.12374
-    LayerRule(role=("attention",)),  # Nemotron 3 Super beside the last blocks; Primus' gpt-oss-20B
+    LayerRule(
+        role=("attention",)
+    ),  # Nemotron 3 Super beside the last blocks; Primus' gpt-oss-20B
 )
 """What vendors keep in BF16."""
 
@@ -62,11 +64,16 @@ class Policy:
 
 def flops(layers: Mapping[str, QuantLinear], cells: Iterable[Cell]) -> int:
     """Count the multiplications of GEMMs for one token."""
-    return sum(layers[name].in_features * layers[name].out_features for name, _ in cells)
+    return sum(
+        layers[name].in_features * layers[name].out_features for name, _ in cells
+    )
 
 
 def check_budget(
-    budget: float, recipe: Recipe, layers: Mapping[str, QuantLinear], cells: Sequence[Cell]
+    budget: float,
+    recipe: Recipe,
+    layers: Mapping[str, QuantLinear],
+    cells: Sequence[Cell],
 ) -> None:
     """Refuse a budget that a recipe cannot keep; ``cells``: its GEMMs in FP4.
 
@@ -80,11 +87,16 @@ def check_budget(
     if most < budget:
         high = in_short(name for name in layers if name not in dict(cells))
         hint = f"lower it, or quantise {', '.join(high) or 'more GEMMs'} too"
-        raise UserError(f"--budget: the recipe has only {most:.1%} of the FLOPs in FP4", hint=hint)
+        raise UserError(
+            f"--budget: the recipe has only {most:.1%} of the FLOPs in FP4", hint=hint
+        )
 
 
 def policies(
-    budget: float, recipe: Recipe, layers: Mapping[str, QuantLinear], harm: Mapping[Cell, float]
+    budget: float,
+    recipe: Recipe,
+    layers: Mapping[str, QuantLinear],
+    harm: Mapping[Cell, float],
 ) -> list[Policy]:
     """Return the recipe as it is, the vendors' rules, and up to two proposals.
 
@@ -110,7 +122,9 @@ def policies(
             gemms = tuple(gemm for gemm in GEMMS if (layer, gemm) in kept)
             if gemms:
                 in_bf16[layer] = gemms
-                mixed = replace(layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy()))
+                mixed = replace(
+                    layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy())
+                )
                 rules.append(LayerRule(match=layer, recipe=mixed))
         if rule is not None:
             rules = [rule]
@@ -129,12 +143,20 @@ def policies(
         named = {cell for cell in harm if names_layer(rule, layers[cell[0]].place)}
         add(f"BF16 in {describe_place(rule)}", named, rule)
     spare = flops(layers, harm) - budget * total
-    add("BF16 in the layers of most harm", _most_harm(_by_layer(harm), layers, harm, spare))
+    add(
+        "BF16 in the layers of most harm",
+        _most_harm(_by_layer(harm), layers, harm, spare),
+    )
     takes_operands = any(
-        policy.source != "high_precision" for part in recipe.parts for _, _, policy in part.operands()
+        policy.source != "high_precision"
+        for part in recipe.parts
+        for _, _, policy in part.operands()
     )
     if not takes_operands:
-        add("BF16 in the GEMMs of most harm", _most_harm([[cell] for cell in harm], layers, harm, spare))
+        add(
+            "BF16 in the GEMMs of most harm",
+            _most_harm([[cell] for cell in harm], layers, harm, spare),
+        )
     return list(by_kept.values())
 
 
@@ -159,7 +181,10 @@ class _Choice:
 
 
 def _most_harm(
-    units: Iterable[list[Cell]], layers: Mapping[str, QuantLinear], harm: Mapping[Cell, float], spare: float
+    units: Iterable[list[Cell]],
+    layers: Mapping[str, QuantLinear],
+    harm: Mapping[Cell, float],
+    spare: float,
 ) -> tuple[Cell, ...]:
     """Choose the units with the most harm within the spare FLOPs; return their GEMMs."""
     choices = [_Choice()]  # by FLOPs and harm
@@ -183,7 +208,9 @@ def _most_harm(
     return choices[-1].cells
 
 
-def confirm_study(name: str, subject: Subject, found: Iterable[Policy], allow: list[str]) -> str:
+def confirm_study(
+    name: str, subject: Subject, found: Iterable[Policy], allow: list[str]
+) -> str:
     """Return the text of a study that trains the policies beside BF16; of a run with a target and a margin.
 
     Args:
@@ -193,12 +220,19 @@ def confirm_study(name: str, subject: Subject, found: Iterable[Policy], allow: l
         allow: patterns of the matrices that no recipe reaches.
     """
     comment = "Written by `ablate diagnose --budget`."
-    target = subject.reached and {"val_loss": float(f"{subject.reached:.4g}"), "within": {"cost": 0.05}}
+    target = subject.reached and {
+        "val_loss": float(f"{subject.reached:.4g}"),
+        "within": {"cost": 0.05},
+    }
     config = subject.run
     if config is None:
         comment += " Set base.training; then `ablate pilot --write` finds a target."
         training = TrainingConfig(seq_len=subject.config.training.seq_len)
-        config = replace(subject.config, model=replace(subject.config.model, allow=allow), training=training)
+        config = replace(
+            subject.config,
+            model=replace(subject.config.model, allow=allow),
+            training=training,
+        )
     arms: dict[str, Any] = {"bf16": {"recipe": "bf16"}}
     arms |= {policy.name: {"recipe": policy.recipe} for policy in found}
     return study_text(

@@ -21,11 +21,30 @@ from ablate.data import hub, open_tokens, prepare
 from ablate.data.batches import batch, sequence_starts
 from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
-from ablate.data.sources import JSON_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files, stdlib_files
+from ablate.data.sources import (
+    JSON_SUFFIXES,
+    TEXT_SUFFIXES,
+    TOKEN_SUFFIXES,
+    find_files,
+    stdlib_files,
+)
 from ablate.data.tokenise import encode_bytes, open_json
-from ablate.recipes import SHORT_RECIPES, Recipe, RecipeSpec, SenselessRecipe, read_recipe, resolve
+from ablate.recipes import (
+    SHORT_RECIPES,
+    Recipe,
+    RecipeSpec,
+    SenselessRecipe,
+    read_recipe,
+    resolve,
+)
 from ablate.run.architecture import PRESETS
-from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, config_from_json
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    config_from_json,
+)
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
 from ablate.store.checkpoints import Snapshot, load_newest
@@ -77,13 +96,21 @@ def find_subject(
     model_options = {} if options is None else _mapping_of(options)
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
         if model_options:
-            raise UserError(f"--options: {model} is a run, whose configuration has them (leave them out)")
-        return _of_run(folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences)
+            raise UserError(
+                f"--options: {model} is a run, whose configuration has them (leave them out)"
+            )
+        return _of_run(
+            folder, data=data, recipe=recipe, seq_len=seq_len, sequences=sequences
+        )
     chosen, weights = _model(model, folder, seed)
     if model_options and chosen.is_built_in:
-        raise UserError(f"--options: the preset {model} takes none (a function or a Hugging Face model does)")
+        raise UserError(
+            f"--options: the preset {model} takes none (a function or a Hugging Face model does)"
+        )
     chosen = replace(chosen, options=model_options)
-    corpus = _data(data, str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None)
+    corpus = _data(
+        data, str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
+    )
     config = RunConfig(
         model=chosen, data=corpus, data_digest="", vocab_size=_vocabulary(corpus),
         recipe=recipe_of(recipe or "mxfp4"), backend="auto", seed=seed,
@@ -96,7 +123,9 @@ def find_subject(
 
 def _mapping_of(text: str) -> dict[str, Any]:
     if not text.strip().startswith("{"):
-        raise UserError(f"--options: expected a mapping in braces, as {{width: 512}}, got '{text}'")
+        raise UserError(
+            f"--options: expected a mapping in braces, as {{width: 512}}, got '{text}'"
+        )
     source = parse(text.encode(), "--options")
     if source.problems:
         raise UserError(*source.problems)
@@ -110,8 +139,12 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
     if text in SHORT_RECIPES:
         return read_recipe(text)
     if not text.startswith("{"):
-        otherwise = "`ablate recipes` lists them; or a mapping in braces, as {gemms: [wgrad]}"
-        raise UserError(f"{option}: unknown recipe '{text}' ({likely(text, SHORT_RECIPES, otherwise)})")
+        otherwise = (
+            "`ablate recipes` lists them; or a mapping in braces, as {gemms: [wgrad]}"
+        )
+        raise UserError(
+            f"{option}: unknown recipe '{text}' ({likely(text, SHORT_RECIPES, otherwise)})"
+        )
     source = parse(text.encode(), option)
     faults = Faults(source)
     try:
@@ -121,7 +154,9 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
     except SenselessRecipe as error:
         faults.add(source.nearest(error.path), str(error), error.hint)
     if faults:
-        raise UserError(*(replace(fault, line=None, column=None) for fault in faults.problems()))
+        raise UserError(
+            *(replace(fault, line=None, column=None) for fault in faults.problems())
+        )
     return recipe
 
 
@@ -135,7 +170,11 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     seq_len = config.training.seq_len
     if subject.prepared is not None:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
-        return batch(train, sequence_starts(config.seed, 0, sequences, seq_len, len(train)), seq_len)
+        return batch(
+            train,
+            sequence_starts(config.seed, 0, sequences, seq_len, len(train)),
+            seq_len,
+        )
     data = config.data
     encode: Any = encode_bytes
     if data.tokenizer_path is not None:
@@ -150,12 +189,16 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     else:
         files = find_files(data.paths, TEXT_SUFFIXES)
     tokens = np.zeros(0, dtype=np.int64)
-    for document in chain.from_iterable(file_documents(file, text_field) for file in files):
+    for document in chain.from_iterable(
+        file_documents(file, text_field) for file in files
+    ):
         tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
         if len(tokens) > sequences * seq_len:
             return batch(tokens, np.arange(sequences) * seq_len, seq_len)
     what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
-    raise UserError(f"--data: {what} (lower --seq-len or --sequences, or name more text)")
+    raise UserError(
+        f"--data: {what} (lower --seq-len or --sequences, or name more text)"
+    )
 
 
 def load_weights(trainee: Trainee, found: Mapping[str, Tensor | StoredTensor]) -> None:
@@ -167,7 +210,9 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | StoredTensor]) -
     from ablate.train.snapshot import restore_model
 
     buffers = trainee.module.named_buffers()
-    tensors: dict[str, Any] = {f"model.{name}": buffer for name, buffer in buffers if "amax_" in name}
+    tensors: dict[str, Any] = {
+        f"model.{name}": buffer for name, buffer in buffers if "amax_" in name
+    }
     for name, tensor in found.items():
         if name.startswith("model.") and (name in tensors or "amax_" not in name):
             tensors[name] = tensor
@@ -175,7 +220,12 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | StoredTensor]) -
 
 
 def _of_run(
-    folder: Path, *, data: str | None, recipe: str | None, seq_len: int | None, sequences: int
+    folder: Path,
+    *,
+    data: str | None,
+    recipe: str | None,
+    seq_len: int | None,
+    sequences: int,
 ) -> Subject:
     from ablate.train.snapshot import load_weights as load_kept
 
@@ -183,7 +233,9 @@ def _of_run(
     try:
         config = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
-        raise UserError(f"{folder / 'config.json'}: is no run's: {first_line(error)}") from None
+        raise UserError(
+            f"{folder / 'config.json'}: is no run's: {first_line(error)}"
+        ) from None
     trained = config
     model = config.model
     plan = plan_steps(config.training)
@@ -197,26 +249,41 @@ def _of_run(
         trained_tokens = checkpoint.step * plan.tokens_per_step
     elif not run.weights.is_dir():
         settings = set_words(["keep_weights=true", "name=ANOTHER"])
-        again = command_line("run", "STUDY", *settings, storage=run.path.absolute().parents[2])
+        again = command_line(
+            "run", "STUDY", *settings, storage=run.path.absolute().parents[2]
+        )
         why = passed_over[0] if passed_over else f"train it again with: {again}"
         raise UserError(f"{run.path}: no weights were kept ({why})")
     elif model.hf is not None:
-        model = replace(model, hf=str(run.weights.absolute()), pretrained=True, options={})
+        model = replace(
+            model, hf=str(run.weights.absolute()), pretrained=True, options={}
+        )
     else:
         try:
-            tensors = {f"model.{name}": kept for name, kept in load_kept(config, run.weights).items()}
+            tensors = {
+                f"model.{name}": kept
+                for name, kept in load_kept(config, run.weights).items()
+            }
         except (OSError, KeyError, ValueError) as error:
-            raise UserError(f"{run.weights}: cannot be read: {first_line(error)}") from None
+            raise UserError(
+                f"{run.weights}: cannot be read: {first_line(error)}"
+            ) from None
     if data is not None:
         if config.data.tokenizer == "bpe":
-            raise UserError("--data: the run's tokenizer was trained on its own text (leave --data out)")
-        corpus = _data(data, config.data.tokenizer_path if config.data.tokenizer == "hf" else None)
+            raise UserError(
+                "--data: the run's tokenizer was trained on its own text (leave --data out)"
+            )
+        corpus = _data(
+            data, config.data.tokenizer_path if config.data.tokenizer == "hf" else None
+        )
         if (size := _vocabulary(corpus)) != config.vocab_size:
             what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
             raise UserError(f"{what} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
-    training = replace(config.training, seq_len=length, batch_size=sequences, micro_batch_size=None)
+    training = replace(
+        config.training, seq_len=length, batch_size=sequences, micro_batch_size=None
+    )
     if recipe:
         config = replace(config, recipe=recipe_of(recipe))
     losses = [row["val_loss"] for row in run.metrics("eval")]
@@ -234,17 +301,23 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random
     if ":" in model:
-        return ModelConfig(function=str(folder.absolute()) if is_file(model) else model), random
+        return ModelConfig(
+            function=str(folder.absolute()) if is_file(model) else model
+        ), random
     if not folder.is_dir():
         if hint := likely(model, PRESETS, "", cutoff=0.75):
             raise UserError(f"no model '{model}' ({hint})")
         return ModelConfig(hf=model, pretrained=True), "the published checkpoint"
     if not (folder / "config.json").is_file():
-        hint = "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
+        hint = (
+            "expected a run's folder (…/runs/<id>) or one as save_pretrained writes it"
+        )
         raise UserError(f"{model}: no model there ({hint})")
     if not any(folder.glob("*.safetensors")):
         return ModelConfig(hf=str(folder.absolute())), random
-    return ModelConfig(hf=str(folder.absolute()), pretrained=True), "the checkpoint in the folder"
+    return ModelConfig(
+        hf=str(folder.absolute()), pretrained=True
+    ), "the checkpoint in the folder"
 
 
 def _positions(model: ModelConfig) -> int:
@@ -257,12 +330,16 @@ def _positions(model: ModelConfig) -> int:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     known = [content.get(key) for key in ("max_position_embeddings", "n_positions")]
-    return next((count for count in known if isinstance(count, int) and count > 0), _SEQ_LEN)
+    return next(
+        (count for count in known if isinstance(count, int) and count > 0), _SEQ_LEN
+    )
 
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     """Choose the text to take tokens from; by default Python's standard library."""
-    words: dict[str, Any] = {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
+    words: dict[str, Any] = (
+        {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
+    )
     if data is None:
         return DataConfig(source="stdlib", **words)
     if data.endswith(TOKEN_SUFFIXES):
@@ -272,7 +349,9 @@ def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     if not path.exists():
         raise UserError(f"--data: no such file or folder {data}")
     is_json = data.endswith(JSON_SUFFIXES)
-    return DataConfig(source="jsonl" if is_json else "text", paths=[str(path.absolute())], **words)
+    return DataConfig(
+        source="jsonl" if is_json else "text", paths=[str(path.absolute())], **words
+    )
 
 
 def _vocabulary(data: DataConfig) -> int:

@@ -42,7 +42,9 @@ SKETCH = 512
 _LARGEST_SAMPLE = 1 << 20
 
 
-def product_figures(exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool) -> dict[str, Any]:
+def product_figures(
+    exact: Tensor, outputs: Iterable[Tensor], *, per_token: bool
+) -> dict[str, Any]:
     """Compare a GEMM's outputs, one per draw, with the exact product, by shares and ratios without units.
 
     A single output means that the recipe has no randomness. ``per_token``: rows are tokens, which differ from
@@ -124,7 +126,9 @@ def sketch_of(error: Tensor) -> str | None:
     """
     flat = error.reshape(-1)
     length = max(-(-flat.numel() // SKETCH), 1) * SKETCH
-    signed = torch.nn.functional.pad(flat * _signs(flat.numel()).to(flat.device), (0, length - flat.numel()))
+    signed = torch.nn.functional.pad(
+        flat * _signs(flat.numel()).to(flat.device), (0, length - flat.numel())
+    )
     sums = signed.view(-1, SKETCH).sum(0)
     largest = float(sums.abs().max().item())
     if not largest or not math.isfinite(largest):
@@ -135,7 +139,9 @@ def sketch_of(error: Tensor) -> str | None:
 
 @lru_cache(maxsize=64)
 def _signs(count: int) -> Tensor:
-    bits = torch.randint(0, 2, (count,), dtype=torch.int8, generator=torch.Generator().manual_seed(count))
+    bits = torch.randint(
+        0, 2, (count,), dtype=torch.int8, generator=torch.Generator().manual_seed(count)
+    )
     return bits * 2 - 1
 
 
@@ -147,7 +153,9 @@ def _dot(a: Tensor, b: Tensor) -> float:
     return float(torch.dot(a.reshape(-1), b.reshape(-1)).item())
 
 
-def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> dict[str, float | None]:
+def operand_figures(
+    grid: OnGrid, quantised: Tensor, unrotated: Tensor
+) -> dict[str, float | None]:
     """Measure one operand of one GEMM, quantised once.
 
     ``crest_before``, ``crest_after`` its rotation: see ``median_crest``.
@@ -162,7 +170,9 @@ def operand_figures(grid: OnGrid, quantised: Tensor, unrotated: Tensor) -> dict[
     non_zero = exact != 0
 
     def share(elements: Tensor) -> float | None:
-        return ratio(float((elements & non_zero).sum().item()), float(non_zero.sum().item()))
+        return ratio(
+            float((elements & non_zero).sum().item()), float(non_zero.sum().item())
+        )
 
     return {
         "relative_error": _root(ratio(energy_of(quantised - exact), energy)),

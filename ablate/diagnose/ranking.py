@@ -53,7 +53,9 @@ class Harm:
     diagnosis: dict[str, Any]
 
 
-def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[tuple[QuantLinear, Gemm, int]]:
+def layer_gemms(
+    trainee: Trainee, names: Sequence[str], *, draws: int
+) -> list[tuple[QuantLinear, Gemm, int]]:
     """List the layer, the GEMM and the number of passes to measure, in the order of ``names``.
 
     ``draws``: passes for each random GEMM; a deterministic one needs one pass.
@@ -62,7 +64,10 @@ def layer_gemms(trainee: Trainee, names: Sequence[str], *, draws: int) -> list[t
     gemms = []
     for name in names:
         recipe = layers[name].recipe_at(trainee.state.tokens)
-        gemms += [(layers[name], gemm, passes) for gemm, passes in draws_of(recipe, draws).items()]
+        gemms += [
+            (layers[name], gemm, passes)
+            for gemm, passes in draws_of(recipe, draws).items()
+        ]
     return gemms
 
 
@@ -93,7 +98,9 @@ def predict_harm(
 
     def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
         if name not in tapped:
-            tapped[name] = tapped_copy(layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len)
+            tapped[name] = tapped_copy(
+                layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len
+            )
 
     module.eval()  # without dropout, which would add an error
     high_precision = LayerRecipe()
@@ -102,7 +109,11 @@ def predict_harm(
     state.tap = tap
     exact_loss, _ = gradients(trainee, window, None)
     state.tap = None
-    exact = {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+    exact = {
+        name: p.grad.detach().clone()
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }
     energy = sum(map(energy_of, exact.values()))
     done(1)
     harms = []
@@ -110,7 +121,10 @@ def predict_harm(
         recipe = recipes[layer.name]
         policy = recipe.gemm(gemm)
         quantised = {gemm: policy}
-        if "forward" in (policy.left.source, policy.right.source):  # then its operand is Fprop's
+        if "forward" in (
+            policy.left.source,
+            policy.right.source,
+        ):  # then its operand is Fprop's
             quantised["fprop"] = recipe.fprop
         layer.override = LayerRecipe(**quantised)
         loss, bias, variance = _gradient_error(trainee, window, exact, draws, done)
@@ -129,7 +143,11 @@ def predict_harm(
         layer.override = None
     module.zero_grad(set_to_none=True)
     module.train(is_training)
-    return sorted(harms, key=lambda harm: -math.inf if harm.harm is None else harm.harm, reverse=True)
+    return sorted(
+        harms,
+        key=lambda harm: -math.inf if harm.harm is None else harm.harm,
+        reverse=True,
+    )
 
 
 def _gradient_error(

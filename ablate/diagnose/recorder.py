@@ -78,7 +78,9 @@ def draws_of(recipe: LayerRecipe, draws: int) -> dict[Gemm, int]:
         policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
         if any(policy.source != "high_precision" for policy in policies):
             policies += [recipe.fprop.left, recipe.fprop.right]
-        draws_by_gemm[gemm] = draws if any(policy.draws_anew for policy in policies) else 1
+        draws_by_gemm[gemm] = (
+            draws if any(policy.draws_anew for policy in policies) else 1
+        )
     return draws_by_gemm
 
 
@@ -102,13 +104,22 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
         num_parts = next(count for count in (_PARTS, 2, 1) if sequences % count == 0)
         exact = torch.zeros_like(tapped.weight, dtype=torch.float32)
         energies = []
-        for dy_part, x_part in zip(left.chunk(num_parts), right.chunk(num_parts), strict=True):
+        for dy_part, x_part in zip(
+            left.chunk(num_parts), right.chunk(num_parts), strict=True
+        ):
             product_part = dy_part.t() @ x_part
             energies.append(measure.energy_of(product_part))
             exact += product_part
         noise = measure.data_noise(energies, measure.energy_of(exact), sequences)
     outputs = (
-        product(layer, gemm, tapped.at.redrawn(draw), dy=tapped.dy, x=tapped.x, weight=tapped.weight)
+        product(
+            layer,
+            gemm,
+            tapped.at.redrawn(draw),
+            dy=tapped.dy,
+            x=tapped.x,
+            weight=tapped.weight,
+        )
         for draw in range(1, draws + 1)
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
@@ -121,14 +132,20 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
             continue
         stored = tensors[operand.name]
         if policy.source != "high_precision":  # measure only this second quantisation
-            stored = dequantised(layer.operand(stored, plan.operand("fprop", operand.name), at))
+            stored = dequantised(
+                layer.operand(stored, plan.operand("fprop", operand.name), at)
+            )
         if policy.source == "forward_bf16":
             stored = stored.to(torch.bfloat16)
         if operand.name != "w":
             stored = filled(stored, plan.token_group)
         draw = layer.draw(stored, operand, at)
-        grid = on_grid(stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number)
-        quantised = turned(dequantised(layer.operand(stored, operand, at)).float(), operand.axis)
+        grid = on_grid(
+            stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number
+        )
+        quantised = turned(
+            dequantised(layer.operand(stored, operand, at)).float(), operand.axis
+        )
         unrotated = turned(stored.float(), operand.axis)
         operands[operand.name] = measure.operand_figures(grid, quantised, unrotated)
     return {
@@ -148,7 +165,10 @@ class Recorder:
     """
 
     def __init__(
-        self, trainee: Trainee, settings: Diagnostics, on_row: Callable[[dict[str, Any]], None]
+        self,
+        trainee: Trainee,
+        settings: Diagnostics,
+        on_row: Callable[[dict[str, Any]], None],
     ) -> None:
         self._settings = settings
         self._on_row = on_row
@@ -161,7 +181,9 @@ class Recorder:
         self._chosen = {name: layers[name] for name in wanted}
         self._tapped: dict[str, Tapped] = {}
         modules = trainee.module.named_modules()
-        self._mixtures = {name: module for name, module in modules if isinstance(module, Experts)}
+        self._mixtures = {
+            name: module for name, module in modules if isinstance(module, Experts)
+        }
 
     def before(self, step: int) -> None:
         """Tap the layers if this step is due: the first step, and the first after each interval of tokens."""
@@ -179,7 +201,10 @@ class Recorder:
         for name, mixture in self._mixtures.items():
             assert mixture.shares is not None
             shares = mixture.shares.tolist()
-            self._write("load", {"layer": name, "shares": shares, "busiest": len(shares) * max(shares)})
+            self._write(
+                "load",
+                {"layer": name, "shares": shares, "busiest": len(shares) * max(shares)},
+            )
         for name in self._chosen:
             tapped = self._tapped.pop(name, None)
             if tapped is None:
@@ -191,17 +216,38 @@ class Recorder:
                 self._write("diagnosis", row | figures.pop("product") | figures)
 
     def _write(self, kind: str, figures: dict[str, Any]) -> None:
-        row = {"kind": kind, "tokens": self._state.tokens, "step": self._state.step} | figures
+        row = {
+            "kind": kind,
+            "tokens": self._state.tokens,
+            "step": self._state.step,
+        } | figures
         # To 6 digits: no figure is more exact, and the file gets shorter.
-        self._on_row(json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}")))
+        self._on_row(
+            json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}"))
+        )
 
-    def _tap(self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        if at.call == 0 and name in self._chosen and name not in self._tapped and len(x):
-            self._tapped[name] = tapped_copy(self._chosen[name], at, dy, x, weight, seq_len=self._seq_len)
+    def _tap(
+        self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor
+    ) -> None:
+        if (
+            at.call == 0
+            and name in self._chosen
+            and name not in self._tapped
+            and len(x)
+        ):
+            self._tapped[name] = tapped_copy(
+                self._chosen[name], at, dy, x, weight, seq_len=self._seq_len
+            )
 
 
 def tapped_copy(
-    layer: QuantLinear, at: Position, dy: Tensor, x: Tensor, weight: Tensor, *, seq_len: int
+    layer: QuantLinear,
+    at: Position,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    seq_len: int,
 ) -> Tapped:
     """Copy the first rows of the tensors that a layer multiplies."""
     rows, sequences = sampled_rows(len(x), seq_len)

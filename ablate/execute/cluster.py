@@ -49,7 +49,9 @@ def use_token() -> str | None:
     A cluster with Ray's defaults asks for this token. Ray sends it to an explicit address only if told so
     before it is imported. A cluster without authentication accepts it too.
     """
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = Path(
+        os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    )
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -79,7 +81,9 @@ def _private_folder() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     start_watch(os.getpid(), _MARK, folder.name, folder)  # also removes it after a kill
     if problem := changed_by_others(folder):
-        raise UserError(f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)")
+        raise UserError(
+            f"{problem}: Ray's files would not be safe (set TMPDIR to a folder of your own)"
+        )
     path = folder / "token"
     path.write_text(secrets.token_hex(32), encoding="ascii")
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -93,7 +97,9 @@ def _private_folder() -> Path:
 
 
 @contextlib.contextmanager
-def connection(address: str | None, say: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def connection(
+    address: str | None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Connect to the cluster at ``address``, or start a local Ray on loopback alone, for the block.
 
     A connection that this process has already is used and left open. ``say`` takes a warning if others can
@@ -126,7 +132,9 @@ def connection(address: str | None, say: Callable[[str], None] = lambda _: None)
         raise
     except Exception as error:  # Ray raises plain ones
         place = f"at {address}" if address else "on this machine"
-        raise UserError(f"cannot start or reach Ray {place}: {first_line(error)}") from None
+        raise UserError(
+            f"cannot start or reach Ray {place}: {first_line(error)}"
+        ) from None
     finally:
         os.environ.pop(_MARK, None)
     try:
@@ -147,7 +155,11 @@ def _start_local() -> None:
     folder = _private_folder()
     os.environ |= {_MARK: folder.name, "RAY_enable_metrics_collection": "0"}
     # Ray opens its temporary folder to everybody, so it is put into the private one.
-    options = {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
+    options = {
+        "address": "local",
+        "include_dashboard": False,
+        "_temp_dir": str(folder / "r"),
+    }
     children = set(psutil.Process().children())
     try:
         _init(**options)
@@ -178,7 +190,10 @@ def _folder_open_to_others() -> Path | None:
     with contextlib.suppress(OSError):
         mode = folder.stat().st_mode
         modes = [mode, *(parent.stat().st_mode for parent in folder.resolve().parents)]
-        for write, enter in ((stat.S_IWGRP, stat.S_IXGRP), (stat.S_IWOTH, stat.S_IXOTH)):
+        for write, enter in (
+            (stat.S_IWGRP, stat.S_IXGRP),
+            (stat.S_IWOTH, stat.S_IXOTH),
+        ):
             if mode & write and all(mode & enter for mode in modes):
                 return folder
     return None
@@ -208,9 +223,14 @@ class Head:
         self._asked_sec = now
         host, _, port = self.address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_SEC).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=_PATIENCE_SEC
+            ).close()
         except OSError:
-            return self._answered_sec is not None and now - self._answered_sec > GONE_AFTER_SEC
+            return (
+                self._answered_sec is not None
+                and now - self._answered_sec > GONE_AFTER_SEC
+            )
         self._answered_sec = now
         return False
 
@@ -224,15 +244,21 @@ def machines_at(address: str) -> tuple[Machine, ...]:
     with connection(address):
         import ray
 
-        return tuple(_machine(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        return tuple(
+            _machine(node["Resources"]) for node in ray.nodes() if node["Alive"]
+        )
 
 
 def _machine(resources: Mapping[str, float]) -> Machine:
-    machine = Machine(cores=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0)))
+    machine = Machine(
+        cores=int(resources.get("CPU", 0)), gpus=int(resources.get("GPU", 0))
+    )
     for key in resources:
         name = key.removeprefix("accelerator_type:")
         if name != key and (peaks := peaks_of(name)):
-            return replace(machine, gpu_name=name, gpu_bytes=round(peaks.capacity * 1e9))
+            return replace(
+                machine, gpu_name=name, gpu_bytes=round(peaks.capacity * 1e9)
+            )
     return machine
 
 
@@ -251,7 +277,9 @@ def gangs_at_once(runs: Sequence[RunRequest]) -> int:
         num_devices = run.resources.devices_per_run
         slots = 0
         for node in nodes:
-            slots += min(node.get(key, 0) // amount for key, amount in bundle.items() if amount)
+            slots += min(
+                node.get(key, 0) // amount for key, amount in bundle.items() if amount
+            )
         if slots < num_devices:
             wanted = f"{num_devices} × ({_amounts(bundle, bundle)})"
             have = "; ".join(_amounts(node, bundle) for node in nodes)

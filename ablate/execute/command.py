@@ -76,9 +76,13 @@ def train_by_command(
     num_devices = max(1, gpus)
     _wait_for_lost_attempt(task, lease, command.grace_sec, watch, should_stop)
     lines, num_bytes = new_lines(run.metrics_path)
-    environment = describe_command(command, task.git_commit, num_devices * num_nodes, gpus=gpus)
+    environment = describe_command(
+        command, task.git_commit, num_devices * num_nodes, gpus=gpus
+    )
     resumed_differently = _resumed_differently(run.environment_path)
-    write_record(run.environment_path, environment | {"resumed_differently": resumed_differently})
+    write_record(
+        run.environment_path, environment | {"resumed_differently": resumed_differently}
+    )
     values = run_values(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
         num_nodes=num_nodes, master_addr=_own_address(),
@@ -89,9 +93,14 @@ def train_by_command(
         secrets=task.secrets,
         group=run.path.parent.parent.name,
     )
-    logs = [[run.attempt_log(number, rank) for rank in range(num_nodes)] for number in range(1, attempt + 1)]
+    logs = [
+        [run.attempt_log(number, rank) for rank in range(num_nodes)]
+        for number in range(1, attempt + 1)
+    ]
     with MetricsWriter(run.metrics_path, num_bytes) as writer:
-        follower = Follower(launch, logs, parse_rows(lines), watch.writing(writer), watch.progress)
+        follower = Follower(
+            launch, logs, parse_rows(lines), watch.writing(writer), watch.progress
+        )
         with _other_nodes(task, launch) as nodes_fault:
             follower.follow(should_stop, nodes_fault)
         hashes = {writer.name: writer.sync()[1]}
@@ -138,7 +147,9 @@ def _resumed_differently(environment: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def _other_nodes(task: RunRequest, launch: Launch) -> Iterator[Callable[[], str | None]]:
+def _other_nodes(
+    task: RunRequest, launch: Launch
+) -> Iterator[Callable[[], str | None]]:
     """Run the command on the other nodes for the block; yields a function that tells a node's fault."""
     resources = task.resources
     if resources.nodes == 1:
@@ -231,7 +242,9 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         launch = Launch(
             config=replace(config, trainer=replace(command, command=words)),
-            values=run_values(config, run_dir=Path(folder), num_devices=num_devices, port=_free_port()),
+            values=run_values(
+                config, run_dir=Path(folder), num_devices=num_devices, port=_free_port()
+            ),
             secrets={},  # they are in this process's environment
             group="dry run",
         )

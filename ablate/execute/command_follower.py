@@ -75,9 +75,13 @@ class Follower:
         values = launch.values
         source = command.metrics
         assert source is not None
-        self.rows = Rows(launch.config, before, on_row, values["num_nodes"] * values["num_devices"])
+        self.rows = Rows(
+            launch.config, before, on_row, values["num_nodes"] * values["num_devices"]
+        )
         self._alive = alive
-        self._files = NewFiles(source, str(Path(command.cwd) / filled(source.place or "", values)))
+        self._files = NewFiles(
+            source, str(Path(command.cwd) / filled(source.place or "", values))
+        )
         self._reader_of_files = LogReader(source)
         self._places_path = logs[-1][0].with_suffix(".read")
         places = self._places_of_last_attempt()
@@ -97,7 +101,9 @@ class Follower:
             expected.append(re.escape(applied_line(launch.config.recipe)))
         self._markers = {pattern: re.compile(pattern) for pattern in expected}
         self._refused = [re.compile(pattern) for pattern in command.refuse]
-        self._diverged = [re.compile(pattern) for pattern in (*DIVERGED, *command.diverged)]
+        self._diverged = [
+            re.compile(pattern) for pattern in (*DIVERGED, *command.diverged)
+        ]
         self._said_diverged = ""
         self._unread_evaluation: tuple[int, str] | None = None
         self._last_lines = deque[str](maxlen=5)
@@ -110,15 +116,21 @@ class Follower:
     @property
     def step(self) -> int:
         """The step of the last row; at least the plan's last of a run that has finished."""
-        return max(self.rows.last, self.rows.plan.steps if self.state == "finished" else 0)
+        return max(
+            self.rows.last, self.rows.plan.steps if self.state == "finished" else 0
+        )
 
     @property
     def tokens(self) -> int:
         """The tokens at ``step``."""
-        return max(self.rows.tokens, self.rows.plan.tokens if self.state == "finished" else 0)
+        return max(
+            self.rows.tokens, self.rows.plan.tokens if self.state == "finished" else 0
+        )
 
     def follow(
-        self, should_stop: Callable[[], bool], nodes_fault: Callable[[], str | None] = lambda: None
+        self,
+        should_stop: Callable[[], bool],
+        nodes_fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start the command and follow it to its end. ``nodes_fault``: tells that of another node, if any.
 
@@ -158,13 +170,19 @@ class Follower:
             return {}
         try:
             return read_record(self._logs[-2][0].with_suffix(".read"))
-        except (OSError, ValueError):  # it was killed, so its logs are read from the start
+        except (
+            OSError,
+            ValueError,
+        ):  # it was killed, so its logs are read from the start
             return {}
 
     def _write_places(self) -> None:
         """Note how far each log was read, so that the next attempt goes on there."""
         texts = [output.text for output in self._outputs]
-        write_record(self._places_path, {text.path.name: text.known for text in texts if text.path.exists()})
+        write_record(
+            self._places_path,
+            {text.path.name: text.known for text in texts if text.path.exists()},
+        )
 
     def _look(self, *, ended: bool = False) -> bool:
         """Read what is new; tell whether there is more."""
@@ -213,7 +231,11 @@ class Follower:
 
     def _says_something(self, text: str) -> bool:
         """Tell whether a text of many lines may hold what is looked for beside rows."""
-        unseen = [marker for pattern, marker in self._markers.items() if pattern not in self.seen]
+        unseen = [
+            marker
+            for pattern, marker in self._markers.items()
+            if pattern not in self.seen
+        ]
         if _any_in(text, [*unseen, *self._refused, *self._diverged]):
             return True
         return not self.rows.has_evaluations and "val" in text.lower()
@@ -233,7 +255,10 @@ class Follower:
             if pattern not in self.seen and (match := marker.search(line)):
                 self.seen[pattern] = match[0]
         if _any_in(line, self._refused):
-            self._end("failed", f"its output says what trainer.refuse names: {safe_text(line)[:200]}")
+            self._end(
+                "failed",
+                f"its output says what trainer.refuse names: {safe_text(line)[:200]}",
+            )
         if not self._said_diverged and _any_in(line, self._diverged):
             self._said_diverged = safe_text(line)[:200]
         if reader is not None and not self.rows.has_evaluations:
@@ -248,7 +273,10 @@ class Follower:
             return
         first_tokens, first_line = self._unread_evaluation
         if tokens >= 1.5 * first_tokens:
-            self._end("failed", f"its evaluations cannot be read (trainer.metrics): '{first_line}'")
+            self._end(
+                "failed",
+                f"its evaluations cannot be read (trainer.metrics): '{first_line}'",
+            )
 
     def _judge(self, code: int, nodes_fault: str | None) -> None:
         """Say how a command has ended that ended by itself. ``nodes_fault``: that of another node."""
@@ -258,7 +286,9 @@ class Follower:
         if self._said_diverged and code != 0:
             self._end("diverged", f"the command says: {self._said_diverged}")
         elif missing and self.rows.is_new:
-            self._end("failed", f"its output never held '{missing[0]}' (trainer.expect)")
+            self._end(
+                "failed", f"its output never held '{missing[0]}' (trainer.expect)"
+            )
         elif code == 0 and self.rows.is_complete and nodes_fault is None:
             self._end("finished")
         else:

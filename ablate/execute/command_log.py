@@ -44,9 +44,13 @@ class Rows:
         self._training = config.training
         self._num_devices = num_devices
         self._on_row = on_row
-        self._bound = divergence_bound(config.training.divergence_loss, config.vocab_size)
+        self._bound = divergence_bound(
+            config.training.divergence_loss, config.vocab_size
+        )
         tokens_per_step = self.plan.tokens_per_step
-        self._places = Places(lambda step: step * tokens_per_step, config.training.seq_len)
+        self._places = Places(
+            lambda step: step * tokens_per_step, config.training.seq_len
+        )
         self._repeats = Repeats(self._source.evaluations)
         self._is_fresh = False
         self._sets: dict[str, None] = {}
@@ -59,7 +63,9 @@ class Rows:
             self._places.learn(row)
             if kind == "eval":
                 self._repeats.is_evaluation(row["step"], row["val_loss"], is_fresh=True)
-        self._losses_before = {kind: dict(losses) for kind, losses in self._losses.items()}
+        self._losses_before = {
+            kind: dict(losses) for kind, losses in self._losses.items()
+        }
         self.is_new = False
         self.different: list[int] = []
 
@@ -83,7 +89,10 @@ class Rows:
         """Whether the last evaluation is at the plan's end, or the next row of each kind would come after."""
         if not self.has_evaluations:
             return False
-        if self._tokens["eval"][-1] + _widest_gap(self._tokens["train"]) >= self.plan.tokens:
+        if (
+            self._tokens["eval"][-1] + _widest_gap(self._tokens["train"])
+            >= self.plan.tokens
+        ):
             return True
         for tokens in self._tokens.values():
             if len(tokens) > 1 and tokens[-1] + _widest_gap(tokens) <= self.plan.tokens:
@@ -111,7 +120,11 @@ class Rows:
                 return f"the gradient norm at {named(row)} is nan, without a loss"
             return None
         tokens = round(self._places.tokens(row))
-        step = round(row["step"]) if "step" in row else round(tokens / self.plan.tokens_per_step)
+        step = (
+            round(row["step"])
+            if "step" in row
+            else round(tokens / self.plan.tokens_per_step)
+        )
         loss = row[_LOSS[kind]]
         if not math.isfinite(loss):
             return f"the {_WORDS[kind]} loss at step {step} is {loss:g}"
@@ -124,14 +137,19 @@ class Rows:
                 hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
             )
         losses = self._losses[kind]
-        if self._losses_before[kind].get(step, loss) != loss and step not in self.different:
+        if (
+            self._losses_before[kind].get(step, loss) != loss
+            and step not in self.different
+        ):
             self.different.append(step)
         if step <= next(reversed(losses), -1):
             return None
         losses[step] = loss
         self._tokens[kind].append(tokens)
         self.is_new = self.is_new or is_new
-        self._on_row({"kind": kind, "tokens": tokens, "step": step, **self._values(row)})
+        self._on_row(
+            {"kind": kind, "tokens": tokens, "step": step, **self._values(row)}
+        )
         count = self._training.divergence_evals
         latest = [*self._losses["eval"].values()][-count:]
         if len(latest) < count or min(latest) <= self._bound:
@@ -161,7 +179,9 @@ class Rows:
             self._is_fresh = True
             is_evaluation = False
         else:
-            is_evaluation = self._repeats.is_evaluation(place_of(row), loss, is_fresh=self._is_fresh)
+            is_evaluation = self._repeats.is_evaluation(
+                place_of(row), loss, is_fresh=self._is_fresh
+            )
             self._is_fresh = False
         if is_evaluation:
             return "eval"
@@ -170,15 +190,21 @@ class Rows:
 
     def _values(self, row: dict[str, Any]) -> dict[str, float]:
         """Return what a row of metrics holds beside its place."""
-        values = {name: row[name] for name in VALUES if math.isfinite(row.get(name, math.nan))}
+        values = {
+            name: row[name] for name in VALUES if math.isfinite(row.get(name, math.nan))
+        }
         step_ms = values.pop("step_ms", None)
         per_device = values.pop("tokens_per_sec_per_device", None)
         if step_ms:
-            values.setdefault("tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms)
+            values.setdefault(
+                "tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms
+            )
         if per_device:
             values.setdefault("tokens_per_sec", per_device * self._num_devices)
         return values
 
 
 def _widest_gap(tokens: Sequence[int]) -> int:
-    return max((after - before for before, after in itertools.pairwise(tokens)), default=0)
+    return max(
+        (after - before for before, after in itertools.pairwise(tokens)), default=0
+    )

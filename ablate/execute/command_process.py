@@ -78,7 +78,11 @@ class Launch:
                 hint = "set it where `ablate run` starts"
                 raise UserError(f"trainer.secrets: {name} is not set", hint=hint)
         end_all(self.mark(rank), command.grace_sec)
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("HIP_VISIBLE_DEVICES") or ""
+        devices = (
+            os.environ.get("CUDA_VISIBLE_DEVICES")
+            or os.environ.get("HIP_VISIBLE_DEVICES")
+            or ""
+        )
         values = {**self.values, "node_rank": rank, "devices": devices}
         words = [filled(word, values) for word in command.words]
         environment = {
@@ -101,7 +105,9 @@ class Launch:
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
-                fault = f"the command does not start: {words[0]}: {error.strerror or error}"
+                fault = (
+                    f"the command does not start: {words[0]}: {error.strerror or error}"
+                )
                 raise UserError(fault, hint=f"its folder is {command.cwd}") from None
 
 
@@ -127,7 +133,9 @@ def end_all(mark: str, grace_sec: float, family: Family | None = None) -> None:
                 process = psutil.Process(pid)
                 if is_late:
                     process.send_signal(signal.SIGKILL)
-                elif pid not in asked_and_alive and process.ppid() not in asked_and_alive:
+                elif (
+                    pid not in asked_and_alive and process.ppid() not in asked_and_alive
+                ):
                     asked.add(pid)
                     process.send_signal(signal.SIGTERM)
         time.sleep(0.05)

@@ -107,7 +107,9 @@ def execute_study(
         )
         for run in runs
     ]
-    runs, keys = share_prefixes(store, runs, () if plan is None else configured_runs(plan))
+    runs, keys = share_prefixes(
+        store, runs, () if plan is None else configured_runs(plan)
+    )
     with connection(address, say):
         import ray
 
@@ -119,10 +121,15 @@ def execute_study(
             if is_requested():
                 raise KeyboardInterrupt
             if head.is_gone():
-                raise ConnectionError(f"Ray's head node at {head.address} does not answer any more")
+                raise ConnectionError(
+                    f"Ray's head node at {head.address} does not answer any more"
+                )
 
         try:
-            with on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM), _on_hangup():
+            with (
+                on_signal(signal.default_int_handler, signal.SIGINT, signal.SIGTERM),
+                _on_hangup(),
+            ):
                 end = queue.run(check, on_poll=on_poll, unneeded=unneeded)
         finally:
             stop_path.unlink(missing_ok=True)

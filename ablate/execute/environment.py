@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from ablate.backends.select import Choice
     from ablate.run.command import Command
 
-_RESULT_SOURCES = ("backends", "data", "layers", "models", "numerics", "recipes", "run", "train")
+_RESULT_SOURCES = (
+    "backends",
+    "data",
+    "layers",
+    "models",
+    "numerics",
+    "recipes",
+    "run",
+    "train",
+)
 """Parts of this package that can change a run's result."""
 
 _PACKAGES = ("torch", "numpy", "ray", "tokenizers")
@@ -81,7 +90,9 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _output_of(*command: str, **options: Any) -> str:
-    output: str = subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
+    output: str = subprocess.run(
+        command, capture_output=True, text=True, check=True, **options
+    ).stdout
     return output
 
 
@@ -104,14 +115,18 @@ def other_work(device: str) -> str | None:
     time.sleep(_GPU_WINDOW_SEC)  # leave this process's own work out of the average
     try:
         load = torch.cuda.utilization(device)
-    except Exception:  # the packages of NVML and AMD SMI may be missing, and raise their own errors
+    except (
+        Exception
+    ):  # the packages of NVML and AMD SMI may be missing, and raise their own errors
         return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 
 
 def _cpu_times() -> tuple[int, int]:
     """Return the busy and the idle time, summed over all processors, in the kernel's ticks."""
-    times = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    times = [
+        int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    ]
     idle = sum(times[3:5])
     return sum(times) - idle, idle
 
@@ -174,7 +189,9 @@ def describe_environment(
         "gpu_uuid": gpu_uuid,
         "world_size": world_size,
         "fingerprints": list(fingerprints),
-        "arithmetic_settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "arithmetic_settings": {
+            name: os.environ[name] for name in _SETTINGS if name in os.environ
+        },
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
@@ -247,7 +264,11 @@ def fingerprint(device: str, threads: int) -> str:
     def numbers(rows: int, start: int) -> torch.Tensor:
         """In [-0.5, 0.5), and the same everywhere: integers over a power of two."""
         places = torch.arange(start, start + rows * 320, dtype=torch.int64)
-        return ((places * 2654435761 % 2**32).to(torch.float64) / 2**32 - 0.5).float().view(rows, 320)
+        return (
+            ((places * 2654435761 % 2**32).to(torch.float64) / 2**32 - 0.5)
+            .float()
+            .view(rows, 320)
+        )
 
     torch.set_num_threads(threads)
     multiply_in_fp32()
@@ -264,7 +285,8 @@ def fingerprint(device: str, threads: int) -> str:
                 torch.softmax(x, -1), functional.silu(x), torch.rsqrt(x.pow(2).mean(-1)),
             )  # fmt: skip
             parts += [
-                result.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for result in results
+                result.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+                for result in results
             ]
         except RuntimeError as error:
             parts.append(type(error).__name__.encode())

@@ -37,7 +37,9 @@ class Family:
             expected = {self.process.pid, *self.bystanders}
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
             with contextlib.suppress(ChildProcessError):
-                while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid not in expected:
+                while (
+                    ended := os.waitid(os.P_ALL, 0, flags)
+                ) and ended.si_pid not in expected:
                     os.waitpid(ended.si_pid, 0)
         return self.process.poll()
 

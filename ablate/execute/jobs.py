@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 _LIVE = ("PENDING", "RUNNING")
 _AGENT_SEC = 60.0
 _ANSWER_SEC = 10.0
-_NOT_THERE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+_NOT_THERE = (
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.NOT_IMPLEMENTED,
+)
 
 
 def submit(
@@ -57,14 +61,20 @@ def submit(
         if any(known.submission_id == job for known in client.list_jobs()):
             if str(client.get_job_status(job).value) in _LIVE:
                 return job, True
-            client.delete_job(job)  # it has ended; `ablate run` finds the runs that are left
+            client.delete_job(
+                job
+            )  # it has ended; `ablate run` finds the runs that are left
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "work"
             work.mkdir()
             (work / "study.yaml").write_bytes(study)
             # The package's links to backends, reports and studies become real folders.
             package = Path(folder) / "ablate"
-            shutil.copytree(Path(str(files("ablate"))), package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                Path(str(files("ablate"))),
+                package,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
             _send(
                 client,
                 entrypoint=f"python -m ablate run study.yaml --address auto --storage {shlex.quote(storage)}",
@@ -74,7 +84,9 @@ def submit(
                 },
             )  # fmt: skip
     except RuntimeError as error:  # Ray's client raises no other type
-        raise UserError(f"{address}: the job was refused: {first_line(error)}") from None
+        raise UserError(
+            f"{address}: the job was refused: {first_line(error)}"
+        ) from None
     return job, False
 
 
@@ -104,15 +116,22 @@ def check_server(address: str, *, insecure: bool) -> None:
 
     expected = "expected the dashboard of Ray's head node, as http://HOST:8265"
     if not address.startswith(("http://", "https://")):
-        raise UserError(f"--address: {address} is no dashboard's address", hint=expected)
+        raise UserError(
+            f"--address: {address} is no dashboard's address", hint=expected
+        )
     try:
         answer = requests.get(f"{address.rstrip('/')}/api/jobs/", timeout=_ANSWER_SEC)
     except requests.RequestException as error:
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
+        raise UserError(
+            f"cannot reach Ray's dashboard at {address}: {first_line(error)}"
+        ) from None
     if not answer.ok and answer.status_code not in _NOT_THERE:
         return  # it asks for a token, or is not ready: Ray's client will say so
     if not (answer.ok and answer.text.startswith("[")):
-        raise UserError(f"{address}: what answers there is no Ray dashboard that takes jobs", hint=expected)
+        raise UserError(
+            f"{address}: what answers there is no Ray dashboard that takes jobs",
+            hint=expected,
+        )
     if not insecure:
         raise UserError(
             f"{address}: whoever reaches this cluster can run code on it (start it with RAY_AUTH_MODE=token, "
@@ -144,4 +163,6 @@ def client_at(address: str) -> Any:
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise UserError(f"cannot reach Ray's dashboard at {address}: {first_line(error)}") from None
+        raise UserError(
+            f"cannot reach Ray's dashboard at {address}: {first_line(error)}"
+        ) from None

@@ -38,7 +38,8 @@ def execute_together(task: RunRequest) -> TaskEnd:
         _member,
         train_loop_config={"task": task, "ends": scratch},
         torch_config=TorchConfig(
-            backend="nccl" if resources.num_gpus else "gloo", timeout_s=round(2 * resources.hang_after_sec)
+            backend="nccl" if resources.num_gpus else "gloo",
+            timeout_s=round(2 * resources.hang_after_sec),
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=resources.devices_per_run,
@@ -67,7 +68,9 @@ def execute_together(task: RunRequest) -> TaskEnd:
         if cause.message != LOST_PEER:
             if not cause.transient:
                 with contextlib.suppress(OSError, ValueError):
-                    run.write_status(replace(run.status(), state="failed", message=cause.message))
+                    run.write_status(
+                        replace(run.status(), state="failed", message=cause.message)
+                    )
             return cause
     return end
 
@@ -113,4 +116,6 @@ def _member(config: dict[str, Any]) -> None:
             group.first(None)
     write_json_atomic(end_path, asdict(end))
     if has_begun and (end.state == "failed" or end.transient):
-        raise RuntimeError(end.message)  # makes Ray Train end the others, which wait for this process
+        raise RuntimeError(
+            end.message
+        )  # makes Ray Train end the others, which wait for this process

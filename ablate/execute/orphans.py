@@ -48,7 +48,9 @@ def end_after(sec: float, log: TextIO) -> None:
     Seconds in which the process was stopped do not count. Infinite: not at all.
     """
     if _HAS_WATCH:
-        faulthandler.register(signal.SIGUSR2, log, chain=True)  # it ends the process afterwards
+        faulthandler.register(
+            signal.SIGUSR2, log, chain=True
+        )  # it ends the process afterwards
         os.write(_watch(os.getpid()), f"{sec} {log.name}\n".encode())
     if sec == math.inf:
         faulthandler.unregister(signal.SIGUSR2)
@@ -73,7 +75,16 @@ def start_watch(pid: int, variable: str, mark: str, *folders: Path) -> int:
     """
     read_end, write_end = os.pipe()  # the write end stays open, here and in every fork
     # -S: the standard library is enough. -I: this folder's queue.py must not hide the standard library's.
-    command = [sys.executable, "-I", "-S", __file__, str(pid), variable, mark, *map(str, folders)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        __file__,
+        str(pid),
+        variable,
+        mark,
+        *map(str, folders),
+    ]
     quiet = subprocess.DEVNULL
     subprocess.run(
         command,
@@ -101,7 +112,9 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
     seconds_left = math.inf
     while worker not in (ready := select.select([worker, 0], [], [], _PAUSE_SEC)[0]):
         if ready:
-            if messages := os.read(0, 1 << 16).decode().splitlines():  # nothing: it is just ending
+            if (
+                messages := os.read(0, 1 << 16).decode().splitlines()
+            ):  # nothing: it is just ending
                 sec, log = messages[-1].split(" ", 1)
                 seconds_left = float(sec)
         elif not _is_stopped(pid):
@@ -109,12 +122,16 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
         if seconds_left <= 0:
             with Path(log).open("a", encoding="utf-8") as file:
                 file.write(f"Timeout ({sec})!\n")
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent knows
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has ended, and its parent knows
                 signal.pidfd_send_signal(worker, signal.SIGUSR2)
                 select.select([worker], [], [], _STACKS_SEC)
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
     pipe = Path("/proc/self/fd/0").readlink()
-    for _ in range(_LOOKS):  # a process that is started during one look is found at the next
+    for _ in range(
+        _LOOKS
+    ):  # a process that is started during one look is found at the next
         for marked_pid in marked(variable, mark, pipe):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(marked_pid, signal.SIGKILL)
@@ -125,7 +142,9 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
 
 def _is_stopped(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        )
     return False
 
 
@@ -139,7 +158,9 @@ def marked(variable: str, value: str, pipe: Path | None = None) -> list[int]:
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             is_marked = entry in (folder / "environ").read_bytes().split(b"\0")
             if not is_marked and pipe is not None:
-                is_marked = any(file.readlink() == pipe for file in (folder / "fd").iterdir())
+                is_marked = any(
+                    file.readlink() == pipe for file in (folder / "fd").iterdir()
+                )
             if is_marked:
                 pids.append(int(folder.name))
     return pids

@@ -48,7 +48,9 @@ def call(
         Exception: whatever the function raises.
     """
     start = options["checkpoints"].load() if "checkpoints" in options else None
-    rows = _Rows(name, config, on_metrics, first_step=0 if start is None else start.step)
+    rows = _Rows(
+        name, config, on_metrics, first_step=0 if start is None else start.step
+    )
     with recorded_states() as states:
         result = load_function(name)(config, rows.add, **options)
     if not isinstance(result, TrainResult) or result.state not in get_args(End):
@@ -90,11 +92,20 @@ class _Rows:
         row = _checked_row(printed)
         if row is None:
             hint = "expected such as {'kind': 'eval', 'tokens': 4096, 'step': 1, 'val_loss': 5.2}, all finite"
-            raise UserError(f"trainer {self._name} gave on_metrics {reprlib.repr(printed)}", hint=hint)
+            raise UserError(
+                f"trainer {self._name} gave on_metrics {reprlib.repr(printed)}",
+                hint=hint,
+            )
         kind = row["kind"]
         tokens = row["tokens"]
-        is_later = tokens > self._last_tokens[kind] and tokens >= max(self._last_tokens.values())
-        if not is_later or tokens > self._planned_tokens or row["step"] < self._first_step:
+        is_later = tokens > self._last_tokens[kind] and tokens >= max(
+            self._last_tokens.values()
+        )
+        if (
+            not is_later
+            or tokens > self._planned_tokens
+            or row["step"] < self._first_step
+        ):
             raise UserError(
                 f"trainer {self._name} gave on_metrics a row of kind '{kind}' at step {row['step']}, "
                 f"{tokens:,} tokens",
@@ -108,7 +119,10 @@ class _Rows:
         """Check that a finished run has come to the plan's end and was evaluated there."""
         evaluated = self._last_tokens["eval"]
         is_evaluated = evaluated >= self._budget or result.step <= self._first_step
-        if not self._budget <= result.tokens <= self._planned_tokens or not is_evaluated:
+        if (
+            not self._budget <= result.tokens <= self._planned_tokens
+            or not is_evaluated
+        ):
             raise UserError(
                 f"trainer {self._name} finished at {result.tokens:,} tokens, last evaluated at {evaluated:,}",
                 hint="expected both at the plan's end: plan_steps(config.training).tokens, "
@@ -118,10 +132,14 @@ class _Rows:
 
 def _check_recipe(name: str, recipe: Recipe, applied: Sequence[str]) -> None:
     """Refuse a trainer that did not apply its arm's recipe; ``applied``: the texts of what it applied."""
-    is_plain = all(getattr(part, gemm).is_untouched for part in recipe.parts for gemm in GEMMS)
+    is_plain = all(
+        getattr(part, gemm).is_untouched for part in recipe.parts for gemm in GEMMS
+    )
     if recipe.text in applied or (is_plain and not applied):
         return
-    fault = "called apply_recipe with another recipe" if applied else "applied no recipe"
+    fault = (
+        "called apply_recipe with another recipe" if applied else "applied no recipe"
+    )
     raise UserError(
         f"trainer {name} {fault}: its run is not the arm's",
         hint="call apply_recipe with config.recipe; who applies it otherwise says so by "

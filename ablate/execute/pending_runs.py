@@ -67,7 +67,11 @@ class RunRequest:
     @property
     def bundle(self) -> dict[str, float]:
         """What each of the run's processes asks of Ray."""
-        return {"CPU": self.resources.cpus, "GPU": self.resources.num_gpus, **self.resources.custom}
+        return {
+            "CPU": self.resources.cpus,
+            "GPU": self.resources.num_gpus,
+            **self.resources.custom,
+        }
 
     def folder_of(self, config: RunConfig) -> RunDir:
         """Return the folder of another run of the study."""
@@ -87,7 +91,9 @@ class Todo:
     taken: Mapping[str, str]
 
 
-def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]) -> list[RunRequest]:
+def requests_of(
+    plan: Plan, chosen: Collection[str], corpora: Mapping[str, TokenFiles]
+) -> list[RunRequest]:
     """Make requests of the runs with the ids ``chosen``, seed by seed, so that early results can be compared.
 
     Of each seed, forks come last. ``corpora``: token files by the digest of their data.
@@ -99,7 +105,9 @@ def requests_of(plan: Plan, chosen: Collection[str], corpora: Mapping[str, Token
         if (original := arm.config.with_seed(run.seed).original) is not None:
             originals.add(id_of(original))
     requests = []
-    for arm, run in sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None)):
+    for arm, run in sorted(
+        plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None)
+    ):
         if run.id not in chosen:
             continue
         files = corpora.get(arm.config.data_digest)
@@ -144,16 +152,22 @@ def find_todo(
     )
 
 
-def stop_unneeded(store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]) -> None:
+def stop_unneeded(
+    store: StudyStore, requests: Iterable[RunRequest], reasons: Mapping[str, str]
+) -> None:
     """Mark the pending runs among ``reasons`` (by run id) as stopped, each with its reason."""
     for request in requests:
         run = store.run(request.run_id)
         if request.run_id in reasons and run.state() == "pending":
             run.create(asdict(request.config))
-            run.write_status(replace(run.status(), state="stopped", message=reasons[request.run_id]))
+            run.write_status(
+                replace(run.status(), state="stopped", message=reasons[request.run_id])
+            )
 
 
-def _find_elsewhere(store: StudyStore, wanted: Mapping[str, RunRequest]) -> dict[str, StudyStore]:
+def _find_elsewhere(
+    store: StudyStore, wanted: Mapping[str, RunRequest]
+) -> dict[str, StudyStore]:
     """Find for each run another study of the storage that has the result which would be made here."""
     found: dict[str, StudyStore] = {}
     for folder in sorted(store.path.parent.glob("*/runs")):
@@ -162,7 +176,11 @@ def _find_elsewhere(store: StudyStore, wanted: Mapping[str, RunRequest]) -> dict
             continue
         begun = neighbour.begun()
         for run_id, request in wanted.items():
-            if run_id in begun and run_id not in found and _has_result_of(request, neighbour.run(run_id)):
+            if (
+                run_id in begun
+                and run_id not in found
+                and _has_result_of(request, neighbour.run(run_id))
+            ):
                 found[run_id] = neighbour
     return found
 
@@ -178,7 +196,11 @@ def _has_result_of(request: RunRequest, run: RunDir) -> bool:
             and environment.get("code") == code_digest()
             and (environment.get("gpu") is not None) == has_gpu
             and environment.get("world_size") == resources.devices_per_run
-            and (has_gpu or environment.get("fingerprints") == [fingerprint("cpu", resources.cpus)])
+            and (
+                has_gpu
+                or environment.get("fingerprints")
+                == [fingerprint("cpu", resources.cpus)]
+            )
             and run.state() in END_STATES  # last: it reads the run's files
         )
     except (OSError, ValueError, AttributeError):  # damaged
@@ -203,7 +225,9 @@ def copy_results(store: StudyStore, missing: Iterable[RunRequest]) -> dict[str, 
     try:
         for run_id, neighbour in _find_elsewhere(store, wanted).items():
             draft = RunDir(drafts / run_id)
-            if _copy_result(wanted[run_id], neighbour.run(run_id), draft, store.run(run_id)):
+            if _copy_result(
+                wanted[run_id], neighbour.run(run_id), draft, store.run(run_id)
+            ):
                 taken[run_id] = neighbour.path.name
     finally:
         shutil.rmtree(drafts, ignore_errors=True)
@@ -219,7 +243,9 @@ def _copy_result(
     """Copy a result by way of ``draft``; tell whether it is there now."""
     shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
     claim = Leases(draft.attempts)
-    if draft.state() not in END_STATES or not claim.claim(claim.latest()):  # altered since it was found
+    if draft.state() not in END_STATES or not claim.claim(
+        claim.latest()
+    ):  # altered since it was found
         return False
     draft.create(asdict(request.config))  # the data may have other paths here
     draft.write_status(draft.status())
@@ -228,7 +254,9 @@ def _copy_result(
         draft.attempts.rename(run.attempts)
     except OSError:  # not empty: the run has begun
         return False
-    for path in sorted(draft.path.iterdir(), key=lambda path: path == draft.status_path):
+    for path in sorted(
+        draft.path.iterdir(), key=lambda path: path == draft.status_path
+    ):
         path.rename(run.path / path.name)
     claim.folder = run.attempts
     claim.end("superfluous")

@@ -42,15 +42,23 @@ def share_prefixes(
     everyone += [run for run in planned if run[0] not in run_ids]
     # Which layers are diagnosed depends on the whole recipe, even before its later phases begin; a record of
     # routes has every step.
-    if any(run.diagnostics is not None for run in runs) or any(config.replayed for _, config, _ in everyone):
+    if any(run.diagnostics is not None for run in runs) or any(
+        config.replayed for _, config, _ in everyone
+    ):
         return list(runs), {}
     prefixes = shared_prefixes(
         everyone,
         salt=code_digest(),
         is_there=lambda key: (store.prefixes / key).exists(),
-        can_hold=lambda run_id, step: run_id in run_ids and newest_step(store.run(run_id).checkpoints) < step,
+        can_hold=lambda run_id, step: (
+            run_id in run_ids and newest_step(store.run(run_id).checkpoints) < step
+        ),
     )
-    keys = {run_id: prefix.key for run_id, prefix in prefixes.items() if _is_open(store, run_id)}
+    keys = {
+        run_id: prefix.key
+        for run_id, prefix in prefixes.items()
+        if _is_open(store, run_id)
+    }
     to_keep: dict[str, dict[int, Path]] = {}
     for run_id, key in keys.items():
         prefix = prefixes[run_id]
@@ -61,7 +69,9 @@ def share_prefixes(
         if run.run_id in keys:
             prefix = prefixes[run.run_id]
             request = replace(
-                request, prefix=(store.prefixes / prefix.key, prefix.step), holder=prefix.holder
+                request,
+                prefix=(store.prefixes / prefix.key, prefix.step),
+                holder=prefix.holder,
             )
         filled.append(request)
     return filled, keys
@@ -107,7 +117,9 @@ def why_it_cannot_begin(run: RunRequest) -> str | None:
     step = max(status.step, newest_step(source.checkpoints))
     is_past_fork = step * plan_steps(run.config.training).tokens_per_step > fork.tokens
     # Without a prefix the fork trains the parent's steps itself, and may succeed where the parent failed.
-    is_final = status.state == "diverged" or (status.state == "failed" and run.prefix is not None)
+    is_final = status.state == "diverged" or (
+        status.state == "failed" and run.prefix is not None
+    )
     if is_past_fork or not is_final:
         return None
     return f"the run that it forks from, {source.run_id}, {status.state} before the fork: {status.message}"
@@ -118,5 +130,7 @@ def _why_no_routes(source: RunDir) -> str | None:
     if state == "finished":
         if source.routes_path.exists():
             return None
-        state += " before they were asked for; under another study name it is trained again"
+        state += (
+            " before they were asked for; under another study name it is trained again"
+        )
     return f"no record of the routes of {source.run_id}: it is {state}"

@@ -94,7 +94,9 @@ def read_progress(
     return runs
 
 
-def _with_files(progress: RunProgress, run: RunDir, *, examines_files: bool) -> RunProgress:
+def _with_files(
+    progress: RunProgress, run: RunDir, *, examines_files: bool
+) -> RunProgress:
     """Fill in what the files of a run that has begun say."""
     status = run.examined() if examines_files else run.status()
     newest: dict[str, float | None] = {}
@@ -124,7 +126,9 @@ def _newest(path: Path, _file: int, size: int) -> dict[str, float | None]:
             for kind in [kind for kind in missing if kind in line]:
                 (row,) = parse_rows([line])
                 if isinstance(row, dict):
-                    values = {name: number_in(row, name) for name in missing.pop(kind)} | values
+                    values = {
+                        name: number_in(row, name) for name in missing.pop(kind)
+                    } | values
             if not missing:
                 return values
     return values
@@ -175,7 +179,9 @@ def seconds_to_end(runs: Iterable[RunProgress]) -> float | None:
     running_sec = []
     waiting_sec = 0.0
     for run in runs:
-        seconds = (run.pace or paces.get(run.arm, mean_pace)) * max(0, run.budget - run.tokens)
+        seconds = (run.pace or paces.get(run.arm, mean_pace)) * max(
+            0, run.budget - run.tokens
+        )
         if run.state == "running":
             running_sec.append(seconds)
         elif run.state in _WAITING:

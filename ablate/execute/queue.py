@@ -83,7 +83,9 @@ class Workers:
             "resources": resources.custom or None,
         }
         group = None
-        if resources.devices_per_run > 1:  # the processes that Ray Train starts hold the devices
+        if (
+            resources.devices_per_run > 1
+        ):  # the processes that Ray Train starts hold the devices
             remote = self._together
             options = {"num_cpus": 0}
         elif run.config.trainer is not None:
@@ -93,7 +95,9 @@ class Workers:
         else:
             remote = self._alone
         if resources.nodes > 1:  # the command's other nodes are reserved with the first
-            group = placement_group([run.bundle] * resources.nodes, strategy="STRICT_SPREAD")
+            group = placement_group(
+                [run.bundle] * resources.nodes, strategy="STRICT_SPREAD"
+            )
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
         task = remote.options(name=run.run_id, **options).remote(run)
         self._running[run.run_id] = (task, run, group)
@@ -112,7 +116,9 @@ class Workers:
             time.sleep(_POLL_SEC)
             return
         tasks = {task: (run, group) for task, run, group in self._running.values()}
-        ended, _ = ray.wait(list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
+        ended, _ = ray.wait(
+            list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC
+        )
         for task in ended:
             run, group = tasks[task]
             del self._running[run.run_id]
@@ -159,13 +165,21 @@ class _QueuedRun:
         """Record an end that no worker has written."""
         self.state = state
         with contextlib.suppress(OSError, ValueError):
-            ended = replace(self.folder.status(), state=state, message=message, ended_unix=time.time())
+            ended = replace(
+                self.folder.status(),
+                state=state,
+                message=message,
+                ended_unix=time.time(),
+            )
             self.folder.write_status(ended)
 
     def stop(self) -> None:
         """Record that the run is not needed, unless it has ended or is held."""
         self.state = self.folder.state()
-        if self.state not in {*END_STATES, "failed", "stopped"} and not self.leases.is_held():
+        if (
+            self.state not in {*END_STATES, "failed", "stopped"}
+            and not self.leases.is_held()
+        ):
             self.end("stopped", self.unneeded or "")
             self.folder.stop_path.unlink(missing_ok=True)
 
@@ -173,7 +187,9 @@ class _QueuedRun:
 class Queue:
     """Decides which run is handed over next, and what follows from a run's end."""
 
-    def __init__(self, runs: Sequence[RunRequest], workers: Workers, *, gangs_at_once: int = 1) -> None:
+    def __init__(
+        self, runs: Sequence[RunRequest], workers: Workers, *, gangs_at_once: int = 1
+    ) -> None:
         """Prepare to hand the runs over in order.
 
         ``gangs_at_once``: the number of runs on several devices that are handed over at once.
@@ -181,7 +197,9 @@ class Queue:
         self._queued: dict[str, _QueuedRun] = {}
         for run in runs:
             leases = Leases(run.folder.attempts)
-            self._queued[run.run_id] = _QueuedRun(request=run, folder=run.folder, leases=leases)
+            self._queued[run.run_id] = _QueuedRun(
+                request=run, folder=run.folder, leases=leases
+            )
         self._workers = workers
         self._gangs_at_once = gangs_at_once
         self._is_stopping = False
@@ -189,7 +207,11 @@ class Queue:
     @property
     def states(self) -> dict[str, State]:
         """The states of the runs that have ended."""
-        return {run_id: run.state for run_id, run in self._queued.items() if run.state is not None}
+        return {
+            run_id: run.state
+            for run_id, run in self._queued.items()
+            if run.state is not None
+        }
 
     def run(
         self,
@@ -219,11 +241,17 @@ class Queue:
         except KeyboardInterrupt:
             self.stop()
             clock = running_clock()
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait
-                while clock() < _STOP_GRACE_SEC and any(run.is_handed for run in self._queued.values()):
+            with contextlib.suppress(
+                KeyboardInterrupt
+            ):  # a second Ctrl-C does not wait
+                while clock() < _STOP_GRACE_SEC and any(
+                    run.is_handed for run in self._queued.values()
+                ):
                     self._collect()
                     on_poll()
-        return ExecutionEnd(states=self.states, interrupted=self._is_stopping, problem=problem)
+        return ExecutionEnd(
+            states=self.states, interrupted=self._is_stopping, problem=problem
+        )
 
     def _collect(self) -> None:
         for run_id, end in self._workers.collect():
@@ -232,7 +260,9 @@ class Queue:
     def move(self, now: float) -> None:
         """Hand over the runs that are due at ``now`` (seconds), those that have waited longest first."""
         num_gangs = sum(run.is_handed and run.is_gang for run in self._queued.values())
-        ready = [run for run in self._queued.values() if run.state is None and run.due <= now]
+        ready = [
+            run for run in self._queued.values() if run.state is None and run.due <= now
+        ]
         for run in sorted(ready, key=lambda run: run.due):
             given_up = 0
             if run.is_elsewhere:
@@ -252,7 +282,9 @@ class Queue:
             num_gangs += run.is_gang
             run.due = math.inf
             run.is_elsewhere = False
-            run.folder.stop_path.unlink(missing_ok=True)  # a request to an earlier attempt
+            run.folder.stop_path.unlink(
+                missing_ok=True
+            )  # a request to an earlier attempt
             self._workers.start(replace(run.request, given_up=given_up))
 
     def _look_elsewhere(self, run: _QueuedRun, attempt: int, now: float) -> None:

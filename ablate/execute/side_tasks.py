@@ -99,7 +99,9 @@ class Watch(contextlib.ExitStack):
             self.lost = self.lost or not self._lease.is_mine()
 
 
-def sampled(path: Path, tokens: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+def sampled(
+    path: Path, tokens: Callable[[], int]
+) -> contextlib.AbstractContextManager[None]:
     """Append samples of the use of the machine to ``path`` during a ``with`` block, and one at its end.
 
     They are kept apart from the metrics, because they differ each time and a resumed run adds to them.
@@ -120,7 +122,9 @@ def sampled(path: Path, tokens: Callable[[], int]) -> contextlib.AbstractContext
                 "tokens": tokens(),
                 "cpu_utilization_percentage": psutil.cpu_percent(),
                 "process_cpu_percentage": process.cpu_percent(),  # 100 is one core
-                "process_memory_usage_megabytes": round(process.memory_info().rss / _MIB, 1),
+                "process_memory_usage_megabytes": round(
+                    process.memory_info().rss / _MIB, 1
+                ),
                 "system_memory_usage_megabytes": round(memory.used / _MIB, 1),
                 "system_memory_usage_percentage": memory.percent,
             }
@@ -134,7 +138,9 @@ def _gpus() -> dict[str, float]:
     """Return memory, load and power of the GPUs that this process uses, if the driver reports them."""
     torch = sys.modules.get("torch")
     usage: dict[str, float] = {}
-    if torch is None or not torch.cuda.is_initialized():  # a query would create a context on an unused GPU
+    if (
+        torch is None or not torch.cuda.is_initialized()
+    ):  # a query would create a context on an unused GPU
         return usage
     for index in range(torch.cuda.device_count()):
         name = f"gpu_{index}"
@@ -142,7 +148,9 @@ def _gpus() -> dict[str, float]:
         with contextlib.suppress(Exception):
             free, total = torch.cuda.mem_get_info(index)
             usage[f"{name}_memory_usage_megabytes"] = round((total - free) / _MIB, 1)
-            usage[f"{name}_memory_usage_percentage"] = round(100 * (total - free) / total, 1)
+            usage[f"{name}_memory_usage_percentage"] = round(
+                100 * (total - free) / total, 1
+            )
             usage[f"{name}_utilization_percentage"] = torch.cuda.utilization(index)
             usage[f"{name}_power_usage_watts"] = torch.cuda.power_draw(index) / 1000
     return usage
@@ -189,7 +197,11 @@ class Keeper:
             is_time = intervals > self._intervals
             self._intervals = intervals
         else:
-            pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE) if self.every_sec else 0.0
+            pause = (
+                max(self.every_sec, self._cost_sec / _LARGEST_SHARE)
+                if self.every_sec
+                else 0.0
+            )
             is_time = time.monotonic() - self._last_sec >= pause
         return is_time or self._prefix is not None
 
@@ -205,7 +217,10 @@ class Keeper:
         try:
             self._save(snapshot)
         except OSError as error:
-            print(f"checkpoint after step {snapshot.step} not written: {error}", flush=True)
+            print(
+                f"checkpoint after step {snapshot.step} not written: {error}",
+                flush=True,
+            )
         self._last_sec = time.monotonic()
         self._cost_sec = self._last_sec - started_sec
 
@@ -215,7 +230,11 @@ class Keeper:
         tensors: dict[str, Tensor] = dict(snapshot.tensors)  # type: ignore[arg-type]  # one's own are never stored
         try:
             part = save_part(
-                self.folder, snapshot.step, tensors, index=self.group.rank, count=self.group.size
+                self.folder,
+                snapshot.step,
+                tensors,
+                index=self.group.rank,
+                count=self.group.size,
             )
         except OSError as error:
             part = str(error)

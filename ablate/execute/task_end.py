@@ -43,14 +43,20 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
     if isinstance(error, OSError):
         may_pass = error.errno in _PASSING
         if error.errno in _FULL:
-            message = "no space left on the storage; free some and run the same command again"
+            message = (
+                "no space left on the storage; free some and run the same command again"
+            )
         else:
             message = with_type(error)
     elif _is_out_of_memory(error):
-        memory = "GPU memory" if type(error).__name__ == "OutOfMemoryError" else "memory"
+        memory = (
+            "GPU memory" if type(error).__name__ == "OutOfMemoryError" else "memory"
+        )
         message = f"out of {memory} ({message}); a smaller training.micro_batch_size needs less"
         if gpus < 1:
-            message += f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
+            message += (
+                f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
+            )
     elif _is_lost_peer(error):
         may_pass = True
         message = LOST_PEER
@@ -59,12 +65,20 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
         message = f"the GPU failed: {message}; `ablate check device cuda` tests it"
     elif not isinstance(error, UserError | UnfitDeviceError):
         message = with_type(error)
-    return TaskEnd(state="interrupted" if may_pass else "failed", transient=may_pass, message=message)
+    return TaskEnd(
+        state="interrupted" if may_pass else "failed",
+        transient=may_pass,
+        message=message,
+    )
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     is_gpus = type(error).__name__ == "OutOfMemoryError"
-    return is_gpus or isinstance(error, MemoryError) or "can't allocate memory" in first_line(error)
+    return (
+        is_gpus
+        or isinstance(error, MemoryError)
+        or "can't allocate memory" in first_line(error)
+    )
 
 
 def _is_lost_peer(error: BaseException) -> bool:
@@ -77,4 +91,7 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 def is_gpu_fault(error: BaseException) -> bool:
     """Whether the GPU, or its driver, failed: the process's state cannot be trusted then."""
-    return any(words in str(error) for words in ("CUDA error", "HIP error", "CUDA driver", "NVML"))
+    return any(
+        words in str(error)
+        for words in ("CUDA error", "HIP error", "CUDA driver", "NVML")
+    )

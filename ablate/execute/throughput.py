@@ -59,15 +59,21 @@ def measure(
     modes: dict[str, str] = {}
     for arm in arms:
         with _named(arm):
-            modes[arm.name] = overall_mode(fit_choices(configs[arm.name], arm.resources, device))
+            modes[arm.name] = overall_mode(
+                fit_choices(configs[arm.name], arm.resources, device)
+            )
     times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
     threads = torch.get_num_threads()
     try:
         for arm in (*arms, *reversed(arms)):
             torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
-            layout = Layout(checkpoint_activations=arm.resources.activation_checkpointing)
+            layout = Layout(
+                checkpoint_activations=arm.resources.activation_checkpointing
+            )
             with _named(arm):
-                step_times = time_steps(configs[arm.name], device=device, layout=layout, **asdict(settings))
+                step_times = time_steps(
+                    configs[arm.name], device=device, layout=layout, **asdict(settings)
+                )
             times[arm.name].append(step_times)
             if hardware.kind != "cpu":
                 torch.cuda.empty_cache()
@@ -79,7 +85,9 @@ def measure(
     speeds = []
     for arm in arms:
         mode = modes[arm.name]
-        why_not = why_not_valid(mode, hardware, threads=arm.resources.cpus, others=others)
+        why_not = why_not_valid(
+            mode, hardware, threads=arm.resources.cpus, others=others
+        )
         speeds.append(_speed(arm, times[arm.name], baseline_rates, mode, why_not))
     return SpeedRecord(
         study=study,
@@ -114,7 +122,11 @@ def _refuse_untimeable(arm: PlannedArm) -> None:
 
 def _rates(times: Sequence[StepTimes]) -> list[float]:
     """Return the tokens/s of each timed step."""
-    return [turn.tokens_per_step / seconds for turn in times for seconds in turn.sec_per_step]
+    return [
+        turn.tokens_per_step / seconds
+        for turn in times
+        for seconds in turn.sec_per_step
+    ]
 
 
 def _speed(
@@ -133,7 +145,9 @@ def _speed(
         tokens_per_sec=tuple(rates),
         median=median,
         spread=(max(rates) - min(rates)) / median,
-        over_baseline=median / statistics.median(baseline_rates) if baseline_rates else None,
+        over_baseline=median / statistics.median(baseline_rates)
+        if baseline_rates
+        else None,
         peak_memory_bytes=max(peaks, default=None),
         threads=arm.resources.cpus,
         backend_mode=mode,
@@ -143,8 +157,14 @@ def _speed(
 
 
 def _clock_mhz(device: Device) -> float | None:
-    with contextlib.suppress(Exception):  # the packages of NVML and AMD SMI may be missing
-        return float(psutil.cpu_freq().current if device.kind == "cpu" else torch.cuda.clock_rate())
+    with contextlib.suppress(
+        Exception
+    ):  # the packages of NVML and AMD SMI may be missing
+        return float(
+            psutil.cpu_freq().current
+            if device.kind == "cpu"
+            else torch.cuda.clock_rate()
+        )
     return None
 
 

@@ -53,7 +53,9 @@ def train_here(
     if task.device == "cuda":
         _hold_to_share(resources.num_gpus)
     choices = fit_choices(task.config, resources, task.device)
-    tests = run_self_tests(task.config, task.device, allow_failed=resources.allow_failed_self_test)
+    tests = run_self_tests(
+        task.config, task.device, allow_failed=resources.allow_failed_self_test
+    )
     start, fingerprints = _resume(task, lease)
     environment = describe_environment(
         choices, tests, task.device, task.git_commit,
@@ -75,7 +77,10 @@ def train_here(
     rows = {} if start is None else start.rows
     step = 0 if start is None else start.step
     with contextlib.ExitStack() as files:
-        writers = {path: files.enter_context(MetricsWriter(path, rows.get(path.name, 0))) for path in paths}
+        writers = {
+            path: files.enter_context(MetricsWriter(path, rows.get(path.name, 0)))
+            for path in paths
+        }
 
         def observe(trainee: Trainee) -> Recorder | None:
             _route(task, trainee, writers)
@@ -83,7 +88,9 @@ def train_here(
                 return None
             from ablate.diagnose.recorder import Recorder
 
-            return Recorder(trainee, task.diagnostics, watch.writing(writers[run.diagnostics_path]))
+            return Recorder(
+                trainee, task.diagnostics, watch.writing(writers[run.diagnostics_path])
+            )
 
         group = ALONE if begin is None else begin(step)
         result = _call_trainer(
@@ -124,7 +131,9 @@ def _resume(task: RunRequest, lease: Leases) -> tuple[Checkpoint | None, list[st
     others = [earlier for earlier in start.fingerprints if earlier != here]
     if others:
         before = ", ".join(start.fingerprints)
-        print(f"steps before it were trained by other arithmetic: {before}; here it is {here}")
+        print(
+            f"steps before it were trained by other arithmetic: {before}; here it is {here}"
+        )
     return start, [*others, here]
 
 
@@ -164,7 +173,9 @@ def _keeper(
     )
 
 
-def _route(task: RunRequest, trainee: Trainee, writers: Mapping[Path, MetricsWriter]) -> None:
+def _route(
+    task: RunRequest, trainee: Trainee, writers: Mapping[Path, MetricsWriter]
+) -> None:
     """Let a mixture's tokens take the routes of another run, or record their own."""
     if (original := task.config.original) is not None:
         replay(trainee, task.folder_of(original).routes_path)
@@ -198,8 +209,16 @@ def _call_trainer(
         result = train(task.config, layout=layout, observe=observe, **options)
     else:
         assert isinstance(name, str)
-        result = own_trainer.call(name, task.config, follows=keeper.lease is None, **options)
+        result = own_trainer.call(
+            name, task.config, follows=keeper.lease is None, **options
+        )
     if task.keep_weights and result.trainee is not None and keeper.is_mine():
         module = result.trainee.module
-        save_weights(module, keeper.group, task.config, task.folder.weights, tokenizer=task.tokens_dir)
+        save_weights(
+            module,
+            keeper.group,
+            task.config,
+            task.folder.weights,
+            tokenizer=task.tokens_dir,
+        )
     return result

@@ -55,7 +55,9 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     run = task.folder
     restrict_umask(run.path)
     end_with_this_process()
-    if (state := run.state()) in END_STATES:  # handed over again after the result was written
+    if (
+        state := run.state()
+    ) in END_STATES:  # handed over again after the result was written
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         return TaskEnd(state=state)
     lease = Leases(run.attempts).claim(task.given_up)
@@ -70,7 +72,9 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     except (OSError, KeyboardInterrupt) as error:
         # The status could not be written, or the task was cancelled before it trained: the next attempt
         # continues from the files.
-        end = replace(end_of(error), state="interrupted", transient=isinstance(error, OSError))
+        end = replace(
+            end_of(error), state="interrupted", transient=isinstance(error, OSError)
+        )
         with contextlib.suppress(OSError):
             lease.end("interrupted", end.message)
         return end
@@ -92,7 +96,10 @@ def _attempt(task: RunRequest, lease: Leases, begin: Begin | None) -> TaskEnd:
     ):
         try:
             status, transient = _train(task, lease, status, begin)
-        except (Exception, KeyboardInterrupt) as error:  # a trainer's exception fails its run alone
+        except (
+            Exception,
+            KeyboardInterrupt,
+        ) as error:  # a trainer's exception fails its run alone
             if isinstance(error, UserError) and error.__cause__ is None:
                 print(error)
             else:
@@ -133,9 +140,16 @@ def _train(
     is_builtin = task.config.trainer is task.trainer is None
 
     def should_stop() -> bool:
-        if is_builtin:  # it asks once a step; a user's trainer may also ask while it hangs
+        if (
+            is_builtin
+        ):  # it asks once a step; a user's trainer may also ask while it hangs
             watch.progress()
-        return watch.lost or terminated.is_set() or task.stop_path.exists() or run.stop_path.exists()
+        return (
+            watch.lost
+            or terminated.is_set()
+            or task.stop_path.exists()
+            or run.stop_path.exists()
+        )
 
     with (
         Watch(lease, task.resources.hang_after_sec) as watch,
@@ -143,7 +157,9 @@ def _train(
         # Schedulers send SIGTERM before they kill.
         on_signal(lambda *_: terminated.set(), signal.SIGTERM),
     ):
-        if isinstance(task.config.trainer, Command):  # the device is the command's: it is not looked at
+        if isinstance(
+            task.config.trainer, Command
+        ):  # the device is the command's: it is not looked at
             from ablate.execute.command import train_by_command
 
             end, hashes = train_by_command(task, lease, watch, should_stop)
@@ -197,8 +213,13 @@ def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     if record is not None:
         leases.record = record
         with contextlib.suppress(OSError):
-            if record.outcome is None and _TIMEOUT.search(last_bytes(run.attempt_log(attempt))):
-                leases.end("interrupted", f"no progress for {task.resources.hang_after_sec:.0f} s")
+            if record.outcome is None and _TIMEOUT.search(
+                last_bytes(run.attempt_log(attempt))
+            ):
+                leases.end(
+                    "interrupted",
+                    f"no progress for {task.resources.hang_after_sec:.0f} s",
+                )
         message = leases.record.message or message
     return TaskEnd(state="interrupted", transient=True, message=message)
 
@@ -208,7 +229,9 @@ def on_signal(
     handle: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int
 ) -> Iterator[None]:
     """Handle these signals with ``handle`` during the block; outside the main thread nothing is done."""
-    if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # signals reach only the main thread
         yield
         return
     before = {number: signal.signal(number, handle) for number in numbers}

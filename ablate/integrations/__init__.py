@@ -77,8 +77,12 @@ class Stepper:
         elif not isinstance(recipe, Recipe):
             recipe = read_recipe(recipe)
         if folder is not None and recipe != recipe_of_environment():
-            raise ValueError("the study's arm has another recipe than this script (leave the script's out)")
-        self.tokens_per_step = int(tokens_per_step or os.environ.get("ABLATE_TOKENS_PER_STEP", "0"))
+            raise ValueError(
+                "the study's arm has another recipe than this script (leave the script's out)"
+            )
+        self.tokens_per_step = int(
+            tokens_per_step or os.environ.get("ABLATE_TOKENS_PER_STEP", "0")
+        )
         if "ABLATE_TOKENS" in os.environ:
             options.setdefault("total_tokens", int(os.environ["ABLATE_TOKENS"]))
         own_seed = int(os.environ.get("ABLATE_SEED", "0")) if seed is None else seed
@@ -130,7 +134,9 @@ class Stepper:
             RuntimeError: the recipe stood still.
         """
         if not self.state.step:
-            raise RuntimeError("the recipe's state was never advanced: call step() after each optimizer step")
+            raise RuntimeError(
+                "the recipe's state was never advanced: call step() after each optimizer step"
+            )
         if (fault := self.state.fault()) is not None:
             raise RuntimeError(f"this trainer {fault}")
 

@@ -39,21 +39,31 @@ class AblateCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Return what ``trainer_state.json`` keeps; tensors are in a file of their own."""
         saved = {} if self.stepper is None else self.stepper.state_dict()
-        plain = {name: value for name, value in saved.items() if name != "deoscillation"}
+        plain = {
+            name: value for name, value in saved.items() if name != "deoscillation"
+        }
         return {"args": {}, "attributes": {"saved": plain}}
 
     def on_init_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Apply the recipe, before the optimizer is made."""
         self.stepper = Stepper(model, self._recipe, **self._options)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
+    ) -> None:
         """Load the recipe's state if training goes on from a checkpoint."""
         stepper = self._own()
         stored = (state.stateful_callbacks or {}).get(type(self).__name__, {})
-        saved = dict(stored.get("attributes", {}).get("saved", {})) if isinstance(stored, dict) else {}
+        saved = (
+            dict(stored.get("attributes", {}).get("saved", {}))
+            if isinstance(stored, dict)
+            else {}
+        )
         if state.global_step and saved.get("step") == state.global_step:
             if stepper.state.deoscillates:
-                place = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _TENSORS
+                place = (
+                    Path(args.output_dir) / f"checkpoint-{state.global_step}" / _TENSORS
+                )
                 if not place.exists():
                     raise RuntimeError(
                         f"no {place}, which holds what de-oscillation needs: resume in its folder"
@@ -66,19 +76,31 @@ class AblateCallback(TrainerCallback, ExportableState):
         """Count the step."""
         self._own().step()
 
-    def on_step_end(self, _args: Any, _state: Any, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, _args: Any, _state: Any, control: TrainerControl, **_: Any
+    ) -> None:
         """Save and end where the study asks for it."""
         if self._own().should_stop:
             control.should_save = control.should_training_stop = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
+    ) -> None:
         """Write what does not fit into ``trainer_state.json``."""
         follower = self._own().state_dict().get("deoscillation")
         if follower is not None:
-            torch.save(follower, Path(args.output_dir) / f"checkpoint-{state.global_step}" / _TENSORS)
+            torch.save(
+                follower,
+                Path(args.output_dir) / f"checkpoint-{state.global_step}" / _TENSORS,
+            )
 
     def on_log(
-        self, _args: Any, state: TrainerState, *_: Any, logs: dict[str, Any] | None = None, **__: Any
+        self,
+        _args: Any,
+        state: TrainerState,
+        *_: Any,
+        logs: dict[str, Any] | None = None,
+        **__: Any,
     ) -> None:
         """Pass losses to the study."""
         reader = LogReader(LogSource(preset="hf", file=""))

@@ -45,13 +45,17 @@ class AblatePrecision(Precision):
         with torch.autocast(kind, dtype=torch.bfloat16):
             yield
 
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self, optimizer: Any, model: Any, closure: Any, **kwargs: Any
+    ) -> Any:
         """Take the step and count it."""
         assert self.stepper is not None
         if not self._checked:
             self.stepper.check_resumed(model.trainer.global_step)
             self._checked = True
-        result = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        result = super().optimizer_step(
+            optimizer, model=model, closure=closure, **kwargs
+        )
         self.stepper.step()
         if self.stepper.should_stop:
             model.trainer.should_stop = True

@@ -22,7 +22,9 @@ from ablate.recipes.stacks import Quantizer, Quantizers, te_quantizers
 def _quantizers() -> dict[str, Quantizers]:
     recipe = recipe_of_environment()
     quantizers = te_quantizers(recipe)
-    print(applied_line(recipe), flush=True)  # a layer asks: its trainer has turned the quantisation on
+    print(
+        applied_line(recipe), flush=True
+    )  # a layer asks: its trainer has turned the quantisation on
     return quantizers
 
 
@@ -38,7 +40,9 @@ def quantizer_factory(role: Any) -> Any:
     rows = both.rows
     columns = both.columns
     if not both.from_rows and replace(rows, rht=columns.rht) == columns:
-        return _build(columns)  # RHT is of the columns alone in TransformerEngine's own quantiser, too
+        return _build(
+            columns
+        )  # RHT is of the columns alone in TransformerEngine's own quantiser, too
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
 
     return HybridQuantizer(
@@ -76,9 +80,14 @@ def _build(one: Quantizer) -> Any:
             with_random_sign_mask=True,
         )
     import torch
-    from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
+    from transformer_engine.pytorch.tensor.float8_tensor import (
+        Float8CurrentScalingQuantizer,
+    )
 
     dtype = DType.kFloat8E5M2 if one.kind == "fp8_e5m2" else DType.kFloat8E4M3
     return Float8CurrentScalingQuantizer(
-        fp8_dtype=dtype, device=torch.device("cuda"), force_pow_2_scales=False, amax_epsilon=0.0
+        fp8_dtype=dtype,
+        device=torch.device("cuda"),
+        force_pow_2_scales=False,
+        amax_epsilon=0.0,
     )

@@ -35,6 +35,8 @@ def root(_: nn.Module, name: str) -> bool:
 @register_quantize_module_handler(AblateConfig)
 def _apply(module: nn.Module, config: AblateConfig) -> nn.Module:
     if config.stepper is not None or isinstance(module, nn.Linear):
-        raise ValueError("AblateConfig takes the whole model: quantize_(model, config, filter_fn=root)")
+        raise ValueError(
+            "AblateConfig takes the whole model: quantize_(model, config, filter_fn=root)"
+        )
     config.stepper = Stepper(module, config.recipe, **config.options)
     return module

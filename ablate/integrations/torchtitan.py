@@ -30,16 +30,22 @@ class AblateOptimizers(OptimizersContainer):
     class Config(OptimizersContainer.Config):
         """As of torchtitan's optimizers."""
 
-    def __init__(self, config: Config, *, model_parts: list[nn.Module], **rest: Any) -> None:
+    def __init__(
+        self, config: Config, *, model_parts: list[nn.Module], **rest: Any
+    ) -> None:
         if len(model_parts) > 1:
             raise ValueError(
                 "a recipe's state is of one model: pipeline stages have one each (set their degree to 1)"
             )
         (model,) = model_parts
-        kinds = {type(module) for module in model.modules() if isinstance(module, nn.Linear)} - {nn.Linear}
+        kinds = {
+            type(module) for module in model.modules() if isinstance(module, nn.Linear)
+        } - {nn.Linear}
         self.stepper = Stepper(model, reach=kinds)
         if self.stepper.state.deoscillates:
-            raise ValueError("torchtitan's checkpoints do not hold what de-oscillation needs")
+            raise ValueError(
+                "torchtitan's checkpoints do not hold what de-oscillation needs"
+            )
         super().__init__(config, model_parts=model_parts, **rest)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -59,7 +65,10 @@ class AblateOptimizers(OptimizersContainer):
         super().load_state_dict(saved)
 
 
-@override(target=OptimizersContainer.Config, description="the model follows a recipe of ablate's")
+@override(
+    target=OptimizersContainer.Config,
+    description="the model follows a recipe of ablate's",
+)
 def apply(config: OptimizersContainer.Config) -> AblateOptimizers.Config:
     """Replace torchtitan's optimizers."""
     derived: AblateOptimizers.Config = derive(config, AblateOptimizers.Config)

@@ -126,10 +126,16 @@ def quantise_layers(
     """Make a model's layers follow ``state``, as ``apply_recipe`` does; ``key``: how users write allow."""
     recipe = state.recipe
     surveyed = survey(model, reach)
-    for fault, hint in coverage_faults(recipe, surveyed.matrices, allow=allow, skip=skip, key=key):
+    for fault, hint in coverage_faults(
+        recipe, surveyed.matrices, allow=allow, skip=skip, key=key
+    ):
         raise ValueError(f"{fault} ({hint})")
-    unskipped = {matrix.name for matrix in surveyed.matrices if not matrix.named_by(skip)}
-    layer_places = {name: place for name, place in surveyed.places.items() if name in unskipped}
+    unskipped = {
+        matrix.name for matrix in surveyed.matrices if not matrix.named_by(skip)
+    }
+    layer_places = {
+        name: place for name, place in surveyed.places.items() if name in unskipped
+    }
     if not layer_places:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
     for _, fault, hint in rule_faults(recipe, layer_places):
@@ -140,10 +146,18 @@ def quantise_layers(
         if name in surveyed.linears:
             linear = surveyed.linears[name]
             linears[name] = linear
-            _check_phases(linear, name, state, place, has_own_weight=isinstance(linear.weight, nn.Parameter))
+            _check_phases(
+                linear,
+                name,
+                state,
+                place,
+                has_own_weight=isinstance(linear.weight, nn.Parameter),
+            )
             continue
         module, parameter, index = surveyed.experts[name]
-        expert = ExpertLinear(module, parameter, index, name=name, state=state, place=place)
+        expert = ExpertLinear(
+            module, parameter, index, name=name, state=state, place=place
+        )
         _check_phases(expert, name, state, place, has_own_weight=True)
         grouped.setdefault(module, {}).setdefault(parameter, {})[index] = expert
     notes = _leave_fast_paths(model, set(linears.values()))
@@ -152,12 +166,21 @@ def quantise_layers(
     for module, experts in grouped.items():
         take_over(module, experts)
     state.coverage = coverage_of(
-        recipe, surveyed.matrices, layer_places, skip=skip, notes=(*notes, *surveyed.notes)
+        recipe,
+        surveyed.matrices,
+        layer_places,
+        skip=skip,
+        notes=(*notes, *surveyed.notes),
     )
 
 
 def _check_phases(
-    layer: nn.Linear, name: str, state: RecipeState, place: LayerPlace, *, has_own_weight: bool
+    layer: nn.Linear,
+    name: str,
+    state: RecipeState,
+    place: LayerPlace,
+    *,
+    has_own_weight: bool,
 ) -> None:
     """Raise ``ValueError`` where a layer cannot follow its recipe in one of the phases."""
     phases = phases_that_fit(layer, name, state, place)
@@ -180,14 +203,20 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
         if layers.isdisjoint(module.modules()):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # torch takes that path only for these two activations
+            module.activation_relu_or_gelu = (
+                0  # torch takes that path only for these two activations
+            )
             encoder_layers.append(name or _ROOT)
         elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # only that path computes with nested tensors
+            module.use_nested_tensor = (
+                False  # only that path computes with nested tensors
+            )
     if not encoder_layers:
         return []
     names = ", ".join(in_short(encoder_layers))
-    return [f"torch's fast path in evaluation is off: it never calls the layers of {names}"]
+    return [
+        f"torch's fast path in evaluation is off: it never calls the layers of {names}"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,13 +244,20 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
     names: dict[nn.Module, list[str]] = {}  # at all places
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name or _ROOT)
-    followers = [known[0] for module, known in names.items() if isinstance(module, QuantLinear)]
+    followers = [
+        known[0] for module, known in names.items() if isinstance(module, QuantLinear)
+    ]
     if followers:
         raise ValueError(
             f"layer {followers[0]} follows a recipe already (apply_recipe takes each layer once)"
         )
     outputs = _output_layers(names)
-    inside_linears = {part for module in names if isinstance(module, nn.Linear) for part in module.modules()}
+    inside_linears = {
+        part
+        for module in names
+        if isinstance(module, nn.Linear)
+        for part in module.modules()
+    }
     linears: dict[str, nn.Linear] = {}
     experts: dict[str, tuple[nn.Module, str, int]] = {}
     matrices: list[WeightMatrix] = []
@@ -250,7 +286,9 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
                     expert = f"{name}.{parameter_name}.{index}"
                     matrices.append(WeightMatrix(name=expert, elements=height * width))
                     experts[expert] = (module, parameter_name, index)
-        elif module not in inside_linears and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        elif module not in inside_linears and not isinstance(
+            module, nn.LayerNorm | nn.RMSNorm
+        ):
             prefix = "" if module is model else f"{name}."
             matrices += _unreached(module, prefix)
     heads = {matrix.name for matrix in matrices if matrix.is_head}
@@ -259,7 +297,9 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
         experts=experts,
         places=places((*linears, *experts), heads=heads),
         matrices=tuple(matrices),
-        notes=(f"no product is assumed with: {', '.join(in_short(tables))}",) if tables else (),
+        notes=(f"no product is assumed with: {', '.join(in_short(tables))}",)
+        if tables
+        else (),
     )
 
 
@@ -271,7 +311,9 @@ def _output_layers(modules: Iterable[nn.Module]) -> set[object]:
         if callable(find_output):
             try:
                 outputs.add(find_output())
-            except NotImplementedError:  # transformers declares it for models without one, too
+            except (
+                NotImplementedError
+            ):  # transformers declares it for models without one, too
                 continue
     outputs.discard(None)
     return outputs
@@ -279,7 +321,9 @@ def _output_layers(modules: Iterable[nn.Module]) -> set[object]:
 
 def _unreached(module: nn.Module, prefix: str) -> Iterator[WeightMatrix]:
     """Yield the parameters with two dimensions that a module holds itself."""
-    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+    for name, parameter in module.named_parameters(
+        recurse=False, remove_duplicate=False
+    ):
         is_unknown = is_lazy(parameter)
         if is_unknown or sum(size > 1 for size in parameter.shape) >= 2:
             yield WeightMatrix(
@@ -299,7 +343,9 @@ def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str 
     if kind is NonDynamicallyQuantizableLinear:
         return "torch.nn.MultiheadAttention multiplies by its weight itself"
     if any(base.__name__ == "FSDPModule" for base in kind.__mro__):
-        return "fully_shard made it a layer of its own kind: apply the recipe before that"
+        return (
+            "fully_shard made it a layer of its own kind: apply the recipe before that"
+        )
     if kind is not nn.Linear and kind in reach:
         if differs := _difference(linear):
             return f"{_type_name(linear)} computes something else: {differs}"
@@ -319,7 +365,10 @@ def _difference(linear: nn.Linear) -> str | None:
     The layer itself, its hooks and its weights are left alone, which may be sharded.
     """
     device = "cpu" if linear.weight.is_meta else linear.weight.device
-    shapes = {"x": (3, 5, linear.in_features), "weight": (linear.out_features, linear.in_features)}
+    shapes = {
+        "x": (3, 5, linear.in_features),
+        "weight": (linear.out_features, linear.in_features),
+    }
     if "bias" in dict(linear.named_parameters()):
         shapes["bias"] = (linear.out_features,)
     for dtype in (torch.float32, torch.bfloat16):
@@ -332,13 +381,19 @@ def _difference(linear: nn.Linear) -> str | None:
         except Exception as error:  # whatever its own code raises
             return f"{type(error).__name__}: {error}"
         plain = _forward_and_back(
-            lambda tensors: functional.linear(tensors["x"], tensors["weight"], tensors.get("bias")),
+            lambda tensors: functional.linear(
+                tensors["x"], tensors["weight"], tensors.get("bias")
+            ),
             operands,
             dy,
         )
         for name, expected in plain.items():
             result = results[name]
-            if result is None or result.dtype != expected.dtype or not torch.equal(result, expected):
+            if (
+                result is None
+                or result.dtype != expected.dtype
+                or not torch.equal(result, expected)
+            ):
                 return f"its {name} differs from that of functional.linear in {dtype}"
     return None
 
@@ -346,15 +401,21 @@ def _difference(linear: nn.Linear) -> str | None:
 def _forward_of(linear: nn.Linear, operands: Mapping[str, Tensor]) -> Any:
     """Call the forward of a layer's class on other weights."""
     twin = copy.copy(linear)
-    vars(twin)["_parameters"] = {name: operands.get(name) for name in ("weight", "bias")}
+    vars(twin)["_parameters"] = {
+        name: operands.get(name) for name in ("weight", "bias")
+    }
     return type(linear).forward(twin, operands["x"])
 
 
 def _forward_and_back(
-    forward: Callable[[Mapping[str, Tensor]], Any], operands: Mapping[str, Tensor], dy: Tensor
+    forward: Callable[[Mapping[str, Tensor]], Any],
+    operands: Mapping[str, Tensor],
+    dy: Tensor,
 ) -> dict[str, Any]:
     """Return y and the gradients of all operands, by name."""
-    tensors = {name: operand.clone().requires_grad_() for name, operand in operands.items()}
+    tensors = {
+        name: operand.clone().requires_grad_() for name, operand in operands.items()
+    }
     y = forward(tensors)
     y.backward(dy.to(y.dtype))
     return {"y": y, **{f"d{name}": tensor.grad for name, tensor in tensors.items()}}
@@ -374,7 +435,11 @@ def convert_conv1d(model: nn.Module) -> list[str]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Conv1D)}
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, Conv1D)
+    }
     for name, layer in layers.items():
         inputs, outputs = layer.weight.shape
         linear = nn.Linear(inputs, outputs, device="meta")

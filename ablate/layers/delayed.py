@@ -49,7 +49,13 @@ def newest_step(layer: nn.Module, row: int) -> int:
 
 
 def delayed_amax(
-    layer: nn.Module, row: int, tensor: Tensor, at: Position, position: Tensor | None, *, largest: float
+    layer: nn.Module,
+    row: int,
+    tensor: Tensor,
+    at: Position,
+    position: Tensor | None,
+    *,
+    largest: float,
 ) -> Tensor:
     """Record this pass's largest magnitude; return that of the passes before it, fp32 [], on the device.
 
@@ -67,7 +73,9 @@ def delayed_amax(
         this = at.step * EVAL_CALL  # what is drawn again sees past steps
     elif position is not None:
         this = position[0] * EVAL_CALL + position[1]
-    slot = torch.where(passes == this, -2, passes).argmin(keepdim=True)  # else the oldest, which leaves
+    slot = torch.where(passes == this, -2, passes).argmin(
+        keepdim=True
+    )  # else the oldest, which leaves
     is_earlier = ((passes >= 0) & (passes < this)).scatter(0, slot, value=False)
     known = torch.where(is_earlier, history, 0.0).amax()
     is_known = (known > 0) & (known < math.inf)

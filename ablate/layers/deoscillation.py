@@ -51,7 +51,9 @@ class Deoscillation:
 
     def __init__(self, model: nn.Module, state: RecipeState) -> None:
         layers = quantised_layers(model)
-        self._layers = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
+        self._layers = {
+            name: layer for name, layer in layers.items() if layer.weight.requires_grad
+        }
         self._state = state
         self.followed: Followed | None = None  # at present
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
@@ -86,8 +88,12 @@ class Deoscillation:
             before.copy_(weight)
             quantised_before.copy_(quantised)
             if self.steps == settings.window:
-                oscillates = (moved > 0) & (quantised_moved / moved >= settings.threshold)
-                weight.copy_(torch.where(oscillates, quantised.to(weight.dtype), weight))
+                oscillates = (moved > 0) & (
+                    quantised_moved / moved >= settings.threshold
+                )
+                weight.copy_(
+                    torch.where(oscillates, quantised.to(weight.dtype), weight)
+                )
                 reset += int(oscillates.sum())
         if self.steps < settings.window:
             return None
@@ -120,7 +126,9 @@ class Deoscillation:
         sums = self.resume(saved["steps"])
         unmatched = sorted(sums.keys() ^ (saved.keys() - {"steps"}))
         if unmatched:
-            raise ValueError(f"de-oscillation of other weights: {unmatched[0]} is in one of them alone")
+            raise ValueError(
+                f"de-oscillation of other weights: {unmatched[0]} is in one of them alone"
+            )
         for name, tensor in sums.items():
             tensor.copy_(saved[name])
 
@@ -172,7 +180,9 @@ class Deoscillation:
         state = self._state
         weight: Any = layer.weight.detach()
         local, rows = local_rows(weight)
-        whole = weight.full_tensor() if is_sharded(weight) else weight  # tiles and scales cross the rows
+        whole = (
+            weight.full_tensor() if is_sharded(weight) else weight
+        )  # tiles and scales cross the rows
         position = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
         planned = layer.plan(state.tokens, whole.device).operand("fprop", "w")
         quantised = layer.operand(whole.to(torch.bfloat16), planned, position)

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
 OWN_LIST = "ablate_experts"
 _MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_CASTS = (Tensor.to, Tensor.bfloat16, Tensor.half, Tensor.float, Tensor.type_as, Tensor.contiguous)
+_CASTS = (
+    Tensor.to,
+    Tensor.bfloat16,
+    Tensor.half,
+    Tensor.float,
+    Tensor.type_as,
+    Tensor.contiguous,
+)
 _HARMLESS = (
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
     Tensor.size, Tensor.dim, Tensor.__len__, Tensor.numel,
@@ -51,7 +58,9 @@ class ExpertLinear(QuantLinear):
     ) -> None:
         nn.Module.__init__(self)
         self.index = index
-        object.__setattr__(self, "_of", (holder, parameter))  # no submodule: that would be a circle
+        object.__setattr__(
+            self, "_of", (holder, parameter)
+        )  # no submodule: that would be a circle
         self.out_features, self.in_features = self.weight.shape
         self.register_parameter("bias", None)
         self._follow(name, state, place)
@@ -78,9 +87,13 @@ def expert_parameters(module: nn.Module) -> dict[str, Tensor]:
     return stacks if others <= {f"{name}_bias" for name in stacks} else {}
 
 
-def take_over(module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]]) -> None:
+def take_over(
+    module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]]
+) -> None:
     """Make a module's experts follow a recipe. ``layers``: by its parameter and the expert's number."""
-    experts = [expert for of_parameter in layers.values() for expert in of_parameter.values()]
+    experts = [
+        expert for of_parameter in layers.values() for expert in of_parameter.values()
+    ]
     module.add_module(OWN_LIST, nn.ModuleList(experts))
     module.__dict__["_experts"] = layers
     if hasattr(module, "config"):
@@ -94,7 +107,10 @@ def take_over(module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]
 def _quantised_class(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         layers: Mapping[str, Mapping[int, ExpertLinear]] = self.__dict__["_experts"]
-        experts = {id(getattr(self, name)): of_parameter for name, of_parameter in layers.items()}
+        experts = {
+            id(getattr(self, name)): of_parameter
+            for name, of_parameter in layers.items()
+        }
         with _Products(experts, is_transposed=getattr(self, "is_transposed", False)):
             return kind.forward(self, *args, **kwargs)
 
@@ -116,7 +132,9 @@ class _Weights(NamedTuple):
 class _Products(TorchFunctionMode):
     """Takes over products with the experts' parameters, and follows their slices, casts and transposes."""
 
-    def __init__(self, experts: Mapping[int, Mapping[int, ExpertLinear]], *, is_transposed: bool) -> None:
+    def __init__(
+        self, experts: Mapping[int, Mapping[int, ExpertLinear]], *, is_transposed: bool
+    ) -> None:
         super().__init__()
         self._known = {
             parameter_id: _Weights(None, of_parameter, None, is_transposed)
@@ -124,25 +142,57 @@ class _Products(TorchFunctionMode):
         }
 
     def __torch_function__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         weights = next(
-            (self._known[id(arg)] for arg in (*args, *kwargs.values()) if id(arg) in self._known), None
+            (
+                self._known[id(arg)]
+                for arg in (*args, *kwargs.values())
+                if id(arg) in self._known
+            ),
+            None,
         )
         if weights is None or func in _HARMLESS:
             return func(*args, **kwargs)
         _, experts, index, is_transposed = weights
-        if func is functional.linear and index is not None and not is_transposed and len(args) == 2:
+        if (
+            func is functional.linear
+            and index is not None
+            and not is_transposed
+            and len(args) == 2
+        ):
             return _product(experts.get(index), *args)
-        if func in _MATMUL and index is not None and is_transposed and id(args[1]) in self._known:
-            return compute(experts[index], args[0], args[1].mT) if index in experts else func(*args)
-        if func is torch._grouped_mm and index is None and is_transposed and id(args[1]) in self._known:  # noqa: SLF001
+        if (
+            func in _MATMUL
+            and index is not None
+            and is_transposed
+            and id(args[1]) in self._known
+        ):
+            return (
+                compute(experts[index], args[0], args[1].mT)
+                if index in experts
+                else func(*args)
+            )
+        if (
+            func is torch._grouped_mm  # noqa: SLF001
+            and index is None
+            and is_transposed
+            and id(args[1]) in self._known
+        ):
             return _grouped(experts, args[0], args[1].transpose(-2, -1), kwargs["offs"])
         made = func(*args, **kwargs)
         if func is Tensor.__getitem__ and index is None:
             weights = weights._replace(number=int(args[1]))
-        elif func is Tensor.transpose and index is None and args[1:] in ((-2, -1), (-1, -2), (1, 2), (2, 1)):
+        elif (
+            func is Tensor.transpose
+            and index is None
+            and args[1:] in ((-2, -1), (-1, -2), (1, 2), (2, 1))
+        ):
             weights = weights._replace(is_transposed=not is_transposed)
         elif func not in _CASTS:
             raise RuntimeError(
@@ -155,10 +205,14 @@ class _Products(TorchFunctionMode):
 
 def _product(expert: ExpertLinear | None, x: Tensor, weight: Tensor) -> Tensor:
     """Multiply by a recipe, or as before if the expert follows none."""
-    return functional.linear(x, weight) if expert is None else compute(expert, x, weight)
+    return (
+        functional.linear(x, weight) if expert is None else compute(expert, x, weight)
+    )
 
 
-def _grouped(experts: Mapping[int, ExpertLinear], x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _grouped(
+    experts: Mapping[int, ExpertLinear], x: Tensor, weight: Tensor, ends: Tensor
+) -> Tensor:
     """Multiply each expert's rows of x [tokens, in] by its matrix; ``ends``: of each expert's rows."""
     begin = 0
     parts = []
@@ -166,4 +220,6 @@ def _grouped(experts: Mapping[int, ExpertLinear], x: Tensor, weight: Tensor, end
         if end > begin:
             parts.append(_product(experts.get(index), x[begin:end], weight[index]))
         begin = end
-    return torch.cat([*parts, x.new_zeros(len(x) - begin, weight.shape[1])])  # rows that no expert has
+    return torch.cat(
+        [*parts, x.new_zeros(len(x) - begin, weight.shape[1])]
+    )  # rows that no expert has

@@ -27,7 +27,13 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
-from ablate.layers.delayed import BUFFERS_OF_SCALES, clear_history, delayed_amax, keep_history, newest_step
+from ablate.layers.delayed import (
+    BUFFERS_OF_SCALES,
+    clear_history,
+    delayed_amax,
+    keep_history,
+    newest_step,
+)
 from ablate.layers.plan import plan_layer
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics.formats import ELEMENTS
@@ -72,12 +78,23 @@ class QuantLinear(nn.Linear):
     """
 
     OWN_ATTRIBUTES = frozenset(
-        ("name", "state", "place", "site", "override", "has_run", "optimizer_steps", *BUFFERS_OF_SCALES)
+        (
+            "name",
+            "state",
+            "place",
+            "site",
+            "override",
+            "has_run",
+            "optimizer_steps",
+            *BUFFERS_OF_SCALES,
+        )
     )
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
     @staticmethod
-    def take_over(linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace) -> QuantLinear:
+    def take_over(
+        linear: nn.Linear, *, name: str, state: RecipeState, place: LayerPlace
+    ) -> QuantLinear:
         """Make a linear layer follow a recipe.
 
         It stays the same object, so the change reaches modules and lists that hold it, hooks and wrappers.
@@ -100,7 +117,9 @@ class QuantLinear(nn.Linear):
                     self._delayed.setdefault((gemm, operand), len(self._delayed))
         if self._delayed:
             keep_history(self, len(self._delayed))
-        self.override: LayerRecipe | None = None  # set by diagnostics and bf16 evaluations
+        self.override: LayerRecipe | None = (
+            None  # set by diagnostics and bf16 evaluations
+        )
         self.has_run = False
         self.optimizer_steps = 0
         self._register()
@@ -147,7 +166,11 @@ class QuantLinear(nn.Linear):
     def is_plain_now(self, device: torch.device) -> bool:
         """Whether plain torch computes this pass: nothing is quantised, and nobody observes the operands."""
         state = self.state
-        if device.type not in _PLAIN_ON or state.watch is not None or state.tap is not None:
+        if (
+            device.type not in _PLAIN_ON
+            or state.watch is not None
+            or state.tap is not None
+        ):
             return False
         if torch.compiler.is_compiling():
             return self.override is None and _is_always_plain(self.site, str(device))
@@ -176,16 +199,24 @@ class QuantLinear(nn.Linear):
             self._plans[key] = planned
         return planned
 
-    def draw(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Draw:
+    def draw(
+        self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position
+    ) -> Draw:
         """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
         position = self.state.placed(at, operand.device)
         amax = None
         if operand.history is not None:
             values = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-            amax = self._delayed_amax(values, operand.history, operand.policy, at, position)
-        return Draw(policy=operand.policy, key=operand.key(at), amax=amax, position=position)
+            amax = self._delayed_amax(
+                values, operand.history, operand.policy, at, position
+            )
+        return Draw(
+            policy=operand.policy, key=operand.key(at), amax=amax, position=position
+        )
 
-    def operand(self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position) -> Operand:
+    def operand(
+        self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position
+    ) -> Operand:
         """Quantise an operand as planned; ``tensor`` may be the forward pass's, to be quantised once more."""
         draw = self.draw(tensor, operand, at)
         if isinstance(tensor, Tensor):
@@ -201,7 +232,12 @@ class QuantLinear(nn.Linear):
         return quantised
 
     def _delayed_amax(
-        self, tensor: Tensor, row: int, policy: OperandPolicy, at: Position, position: Tensor | None
+        self,
+        tensor: Tensor,
+        row: int,
+        policy: OperandPolicy,
+        at: Position,
+        position: Tensor | None,
     ) -> Tensor:
         """Return a delayed scale's magnitude; record that of ``tensor``."""
         if not at.step and at.call < EVAL_CALL and (step := newest_step(self, row)) > 0:
@@ -217,7 +253,9 @@ class QuantLinear(nn.Linear):
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
 def _is_always_plain(site: int, device: str) -> bool:
     layer = _sites[site]
-    return all(layer.plan(start, torch.device(device)).is_plain for start, _ in layer.phases)
+    return all(
+        layer.plan(start, torch.device(device)).is_plain for start, _ in layer.phases
+    )
 
 
 def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
@@ -229,7 +267,9 @@ def compute(layer: QuantLinear, x: Tensor, weight: Tensor) -> Tensor:
         y, _ = _fprop(rows, weight, layer.site)
     if layer.bias is not None:
         y = y + layer.bias.to(y.dtype)
-    stays_bf16 = x.dtype == torch.bfloat16 or (not x.is_meta and torch.is_autocast_enabled(x.device.type))
+    stays_bf16 = x.dtype == torch.bfloat16 or (
+        not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    )
     out: Tensor = y if stays_bf16 else y.to(x.dtype)
     return out.view(*x.shape[:-1], layer.out_features)
 
@@ -271,8 +311,12 @@ def phases_that_fit(
     """
     phases = state.phases(place)
     for _, recipe in phases:
-        if fault := features_fault(recipe, name, inputs=layer.in_features, outputs=layer.out_features):
-            raise ValueError(f"{fault[0]} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])")
+        if fault := features_fault(
+            recipe, name, inputs=layer.in_features, outputs=layer.out_features
+        ):
+            raise ValueError(
+                f"{fault[0]} (give it a rule of its own: layers: [{{match: …, recipe: bf16}}])"
+            )
     return phases
 
 
@@ -282,11 +326,17 @@ def weights_used_alone(state: RecipeState) -> str | None:
     Call it before the gradients are cleared. An expert that only ran in another process has a gradient, too.
     """
     layers = [layer for layer in _sites.values() if layer.state is state]
-    used_weights = {id(layer.weight) for layer in layers if layer.has_run}  # layers may share a weight
+    used_weights = {
+        id(layer.weight) for layer in layers if layer.has_run
+    }  # layers may share a weight
     unused: list[str] = []
     for layer in layers:
         weight = layer.weight
-        if not isinstance(weight, nn.Parameter) or weight.grad is None or id(weight) in used_weights:
+        if (
+            not isinstance(weight, nn.Parameter)
+            or weight.grad is None
+            or id(weight) in used_weights
+        ):
             continue
         if not layer.recipe_at(state.tokens).is_high_precision:
             unused.append(layer.name)
@@ -305,10 +355,15 @@ def _count_step(optimizer: Optimizer, *_: object) -> None:
     waiting = [layer for layer in _sites.values() if not layer.state.step]
     if not waiting:
         return
-    trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    trained = {
+        id(weight) for group in optimizer.param_groups for weight in group["params"]
+    }
     for layer in waiting:
         layer.optimizer_steps += id(layer.weight) in trained
-        if layer.optimizer_steps == _STEPS_WITHOUT_ADVANCE and (fault := layer.state.fault()) is not None:
+        if (
+            layer.optimizer_steps == _STEPS_WITHOUT_ADVANCE
+            and (fault := layer.state.fault()) is not None
+        ):
             layer.state.warn_once(f"this loop {fault}")
 
 
@@ -320,12 +375,18 @@ def _count_optimizer_steps() -> None:
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
     """Find the quantised layers of a model, by name in the model's order."""
-    return {layer.name: layer for layer in module.modules() if isinstance(layer, QuantLinear)}
+    return {
+        layer.name: layer
+        for layer in module.modules()
+        if isinstance(layer, QuantLinear)
+    }
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether other processes hold the rest of a tensor, as under FSDP2."""
-    return hasattr(tensor, "to_local")  # a DTensor; importing its module takes half a second
+    return hasattr(
+        tensor, "to_local"
+    )  # a DTensor; importing its module takes half a second
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
@@ -351,19 +412,31 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
     position = layer.position()
-    with torch.autocast(x.device.type, enabled=False):  # it would round the products in fp32
+    with torch.autocast(
+        x.device.type, enabled=False
+    ):  # it would round the products in fp32
         y = _Pass(layer, position, x, weight).product("fprop")
-    return y, torch.tensor((position.step, position.call, position.tokens), dtype=torch.int64)
+    return y, torch.tensor(
+        (position.step, position.call, position.tokens), dtype=torch.int64
+    )
 
 
 @_fprop.register_fake
 def _(x: Tensor, weight: Tensor, _site: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(3, dtype=torch.int64, device="cpu")
+    return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(
+        3, dtype=torch.int64, device="cpu"
+    )
 
 
 @torch.library.custom_op("ablate::gradients", mutates_args=())
 def _gradients(
-    dy: Tensor, x: Tensor, weight: Tensor, position: Tensor, site: int, wants_dx: bool, wants_dw: bool
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    position: Tensor,
+    site: int,
+    wants_dx: bool,
+    wants_dw: bool,
 ) -> tuple[Tensor, Tensor]:
     """Dy [M, N] bf16 → dx [M, K] bf16 and dw [N, K] in the weight's dtype; empty if it is not wanted."""
     layer = _sites[site]
@@ -386,14 +459,30 @@ def _gradients(
 
 @_gradients.register_fake
 def _(
-    dy: Tensor, _x: Tensor, weight: Tensor, _position: Tensor, _site: int, wants_dx: bool, wants_dw: bool
+    dy: Tensor,
+    _x: Tensor,
+    weight: Tensor,
+    _position: Tensor,
+    _site: int,
+    wants_dx: bool,
+    wants_dw: bool,
 ) -> tuple[Tensor, Tensor]:
     dx = dy.new_empty(dy.shape[0], weight.shape[1]) if wants_dx else dy.new_empty(0)
     contiguous = torch.contiguous_format
-    return dx, torch.empty_like(weight, memory_format=contiguous) if wants_dw else dy.new_empty(0)
+    return dx, torch.empty_like(
+        weight, memory_format=contiguous
+    ) if wants_dw else dy.new_empty(0)
 
 
-def product(layer: QuantLinear, gemm: Gemm, at: Position, *, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def product(
+    layer: QuantLinear,
+    gemm: Gemm,
+    at: Position,
+    *,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+) -> Tensor:
     """Compute one GEMM's output at a position as in training: y [M, N], dx [M, K] or dw [N, K].
 
     dy [M, N] and x [M, K] are bf16, the weight [N, K] has any float dtype. dw has the weight's dtype; y and
@@ -410,7 +499,12 @@ class _Pass:
     """
 
     def __init__(
-        self, layer: QuantLinear, at: Position, x: Tensor, weight: Tensor, dy: Tensor | None = None
+        self,
+        layer: QuantLinear,
+        at: Position,
+        x: Tensor,
+        weight: Tensor,
+        dy: Tensor | None = None,
     ) -> None:
         self._layer = layer
         self._at = at
@@ -437,12 +531,18 @@ class _Pass:
             dy = self._kept_dy.pop(gemm, None)
             if dy is None:
                 dy = self._layer.operand(self._tensor("dy"), planned.left, self._at)
-            out = planned.backend.multiply(dy, self._layer.operand(source, right, self._at))
+            out = planned.backend.multiply(
+                dy, self._layer.operand(source, right, self._at)
+            )
             if planned.way_back is not None:
-                out = self._way_back(out, planned.way_back, "x" if gemm == "dgrad" else "w")
+                out = self._way_back(
+                    out, planned.way_back, "x" if gemm == "dgrad" else "w"
+                )
         if gemm == "wgrad":
             return out.to(self._weight.dtype)
-        return out if len(out) == self._rows else out[: self._rows].clone()  # the rows that filled it up
+        return (
+            out if len(out) == self._rows else out[: self._rows].clone()
+        )  # the rows that filled it up
 
     def quantise_dy_in_one_read(self) -> None:
         """Quantise dy for both gradients together, where the back end reads it only once."""
@@ -461,7 +561,9 @@ class _Pass:
         """Take the gradient of x or w back through the mask and the rotation of its forward operand."""
         forward = self._plan.operand("fprop", name)
         mask = self._forward(name).mask if policy.mask else None
-        return forward.backend.gradient_through(grad, policy, key=forward.key(self._at), mask=mask)
+        return forward.backend.gradient_through(
+            grad, policy, key=forward.key(self._at), mask=mask
+        )
 
     def _tensor(self, name: str) -> Tensor:
         """Return x, dy or w in bf16."""
@@ -475,24 +577,32 @@ class _Pass:
         """Quantise x or w as for Fprop's product."""
         if name in self._kept:
             return self._kept.pop(name)
-        quantised = self._layer.operand(self._tensor(name), self._plan.operand("fprop", name), self._at)
+        quantised = self._layer.operand(
+            self._tensor(name), self._plan.operand("fprop", name), self._at
+        )
         backward = self._plan.operand("wgrad" if name == "x" else "dgrad", name)
         if quantised.mask is not None and backward.policy.source != "high_precision":
             self._kept[name] = quantised
         return quantised
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]
+) -> None:
     x, weight, site = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.site = site
     ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, dy: Tensor, _position: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(
+    ctx: Any, dy: Tensor, _position: Tensor
+) -> tuple[Tensor | None, Tensor | None, None]:
     x, weight, position = ctx.saved_tensors
     wants_dx, wants_dw = ctx.needs_input_grad[:2]
-    dx, dw = _gradients(dy.to(torch.bfloat16), x, weight, position, ctx.site, wants_dx, wants_dw)
+    dx, dw = _gradients(
+        dy.to(torch.bfloat16), x, weight, position, ctx.site, wants_dx, wants_dw
+    )
     return dx if wants_dx else None, dw if wants_dw else None, None
 
 

@@ -115,7 +115,9 @@ def plan_layer(
             for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True)
         )  # fmt: skip
         way_back = _way_back(recipe, gemm, right.policy)
-        gemms[gemm] = PlannedGemm(left=left, right=right, backend=backend, way_back=way_back)
+        gemms[gemm] = PlannedGemm(
+            left=left, right=right, backend=backend, way_back=way_back
+        )
     dgrad, wgrad = gemms["dgrad"].backend, gemms["wgrad"].backend
     return PlannedLayer(
         recipe=recipe, gemms=gemms, token_group=token_group(recipe),
@@ -133,27 +135,41 @@ def work_of_the_host(recipe: LayerRecipe) -> str | None:
         policies = recipe.gemm(gemm)
         if policies.accumulate == "blackwell":
             return f"sums of {gemm} by Blackwell's model wait for the host"
-        for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True):
+        for name, policy in zip(
+            OPERANDS[gemm], (policies.left, policies.right), strict=True
+        ):
             why = triton_fault() or refusal(policy)
-            needs_numbers = policy.draws_anew or policy.signs != "none" or policy.has_tensor_scale
+            needs_numbers = (
+                policy.draws_anew or policy.signs != "none" or policy.has_tensor_scale
+            )
             if why is not None and needs_numbers:
                 return f"plain torch quantises {gemm}'s {name} ({why})"
         way_back = _way_back(recipe, gemm, policies.right)
         if way_back is not None and way_back.signs != "none":
-            return f"the host draws the signs through which {gemm}'s gradient passes back"
+            return (
+                f"the host draws the signs through which {gemm}'s gradient passes back"
+            )
     return None
 
 
-def _stream(policy: OperandPolicy, layer: str, gemm: Gemm, name: str, state: RecipeState) -> Key | None:
+def _stream(
+    policy: OperandPolicy, layer: str, gemm: Gemm, name: str, state: RecipeState
+) -> Key | None:
     if not policy.draws_anew and policy.signs == "none":
         return None
-    return Key(seed=state.seed, layer=layer, gemm=gemm, operand=state.stream_of(name), step=0)
+    return Key(
+        seed=state.seed, layer=layer, gemm=gemm, operand=state.stream_of(name), step=0
+    )
 
 
-def _way_back(recipe: LayerRecipe, gemm: Gemm, right: OperandPolicy) -> OperandPolicy | None:
+def _way_back(
+    recipe: LayerRecipe, gemm: Gemm, right: OperandPolicy
+) -> OperandPolicy | None:
     if gemm == "fprop":
         return None
-    forward = recipe.fprop.left if gemm == "dgrad" else recipe.fprop.right  # dx is x's gradient, dw is w's
+    forward = (
+        recipe.fprop.left if gemm == "dgrad" else recipe.fprop.right
+    )  # dx is x's gradient, dw is w's
     if forward.hadamard and right.source != "high_precision":
         return forward
     return replace(forward, **NO_ROTATION) if forward.mask else None

@@ -67,7 +67,9 @@ class Position:
 
     def redrawn(self, redraw: int) -> Position:
         """Make the position of a draw of diagnostics; delayed scales do not record what it multiplies."""
-        return Position(step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw)
+        return Position(
+            step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw
+        )
 
 
 @dataclass
@@ -155,8 +157,12 @@ class RecipeState:
     replica: int | None = 0
     total_tokens: int | None = None
     fork: Fork | None = None
-    watch: Callable[[str, Gemm, str, Operand], None] | None = field(default=None, repr=False)
-    tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(default=None, repr=False)
+    watch: Callable[[str, Gemm, str, Operand], None] | None = field(
+        default=None, repr=False
+    )
+    tap: Callable[[str, Position, Tensor, Tensor, Tensor], None] | None = field(
+        default=None, repr=False
+    )
     coverage: Coverage | None = field(default=None, repr=False)
     deoscillation: Any = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
@@ -165,19 +171,29 @@ class RecipeState:
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""
     _warned: bool = field(default=False, repr=False)
-    _placed: dict[torch.device, tuple[tuple[int, int], Tensor]] = field(default_factory=dict, repr=False)
+    _placed: dict[torch.device, tuple[tuple[int, int], Tensor]] = field(
+        default_factory=dict, repr=False
+    )
     """By GPU: step and call, and the tensor there that holds them."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
-            raise ValueError(f"seed {self.seed!r} is no whole number (expected an int, as seed=3)")
-        self.seed = operator.index(self.seed)  # a number has one stream, whatever type it came in
+            raise ValueError(
+                f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
+            )
+        self.seed = operator.index(
+            self.seed
+        )  # a number has one stream, whatever type it came in
         by_step: list[str] = []
         by_tokens: list[str] = []
-        policies = [policy for part in self.recipe.parts for _, _, policy in part.operands()]
+        policies = [
+            policy for part in self.recipe.parts for _, _, policy in part.operands()
+        ]
         if any(policy.signs == "step" for policy in policies):
             by_step.append("signs")
-        if any(phase.from_tokens or phase.from_fraction for phase in self.recipe.phases):
+        if any(
+            phase.from_tokens or phase.from_fraction for phase in self.recipe.phases
+        ):
             by_step.append("phases")
             by_tokens.append("phases")
         reset = self.recipe.deoscillate
@@ -267,7 +283,11 @@ class RecipeState:
             return next(iter(passes.open))
         if not training:
             passes.evaluation += 1
-            return Position(step=self.step, call=EVAL_CALL + passes.evaluation - 1, tokens=self.tokens)
+            return Position(
+                step=self.step,
+                call=EVAL_CALL + passes.evaluation - 1,
+                tokens=self.tokens,
+            )
         if passes.step != self.step:
             passes.step = self.step
             passes.training = 0
@@ -317,7 +337,11 @@ class RecipeState:
     def stream_of(self, operand: str) -> str:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
         replica = self.replica_number
-        return operand if operand == "w" or not replica else f"{operand} of replica {replica}"
+        return (
+            operand
+            if operand == "w" or not replica
+            else f"{operand} of replica {replica}"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the streams, phases and de-oscillation to continue."""
@@ -345,10 +369,14 @@ class RecipeState:
             keys = ", ".join(map(str, saved)) or "nothing"
             raise ValueError(f"expected a state with {', '.join(expected)}, got {keys}")
         if saved["seed"] != self.seed:
-            raise ValueError(f"the state was saved with seed {saved['seed']}, but this one has {self.seed}")
+            raise ValueError(
+                f"the state was saved with seed {saved['seed']}, but this one has {self.seed}"
+            )
         self.step = saved["step"]
         self.tokens = saved["tokens"]
-        self._passes = {name: _Passes(*counts) for name, counts in saved["calls"].items()}
+        self._passes = {
+            name: _Passes(*counts) for name, counts in saved["calls"].items()
+        }
         if self.deoscillation is not None:
             self.deoscillation.load_state_dict(saved["deoscillation"])
 
@@ -365,7 +393,9 @@ class RecipeState:
         before_fork = _starts(fork.recipe, place, plan_steps(fork.training).tokens)
         at_fork = next(recipe for start, recipe in starts if start <= fork.tokens)
         later = [(start, recipe) for start, recipe in starts if start > fork.tokens]
-        earlier = [(start, recipe) for start, recipe in before_fork if start < fork.tokens]
+        earlier = [
+            (start, recipe) for start, recipe in before_fork if start < fork.tokens
+        ]
         return (*later, (fork.tokens, at_fork), *earlier)
 
     def warn_once(self, fault: str) -> None:
@@ -378,5 +408,7 @@ class RecipeState:
 def _starts(
     recipe: Recipe, place: LayerPlace, total_tokens: int | None
 ) -> tuple[tuple[int, LayerRecipe], ...]:
-    starts = [(phase.start(total_tokens), phase.recipe) for phase in phases_of(recipe, place)]
+    starts = [
+        (phase.start(total_tokens), phase.recipe) for phase in phases_of(recipe, place)
+    ]
     return tuple(sorted(starts, key=lambda start: start[0], reverse=True))

@@ -26,14 +26,35 @@ class Peaks:
 
 PEAKS: dict[str, Peaks] = {
     "A100": Peaks(312, None, None, 2.04, 80, "NVIDIA A100 80GB SXM datasheet, dense"),
-    "H100": Peaks(989, 1979, None, 3.35, 80, "NVIDIA H100 SXM datasheet, half of its sparse rates"),
-    "H200": Peaks(989, 1979, None, 4.8, 141, "NVIDIA H200 SXM datasheet, half of its sparse rates"),
-    "GB200": Peaks(2500, 5000, 10000, 8, 186, "NVIDIA GB200 NVL72 datasheet, a 72nd, dense"),
-    "GB300": Peaks(2500, 5000, 15000, 8, 279, "NVIDIA GB300 NVL72 datasheet, a 72nd, dense"),
-    "B200": Peaks(2250, 4500, 9000, 8, 180, "NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200"),
-    "B300": Peaks(2250, 4500, 13500, 8, 288, "NVIDIA HGX B300 datasheet, an eighth, dense"),
-    "MI350X": Peaks(2307, 4614, 9227, 8, 288, "AMD Instinct MI350X datasheet, dense", nvfp4=False),
-    "MI355X": Peaks(2517, 5033, 10066, 8, 288, "AMD Instinct MI355X datasheet, dense", nvfp4=False),
+    "H100": Peaks(
+        989, 1979, None, 3.35, 80, "NVIDIA H100 SXM datasheet, half of its sparse rates"
+    ),
+    "H200": Peaks(
+        989, 1979, None, 4.8, 141, "NVIDIA H200 SXM datasheet, half of its sparse rates"
+    ),
+    "GB200": Peaks(
+        2500, 5000, 10000, 8, 186, "NVIDIA GB200 NVL72 datasheet, a 72nd, dense"
+    ),
+    "GB300": Peaks(
+        2500, 5000, 15000, 8, 279, "NVIDIA GB300 NVL72 datasheet, a 72nd, dense"
+    ),
+    "B200": Peaks(
+        2250,
+        4500,
+        9000,
+        8,
+        180,
+        "NVIDIA HGX B200 datasheet, an eighth, dense; memory: B200",
+    ),
+    "B300": Peaks(
+        2250, 4500, 13500, 8, 288, "NVIDIA HGX B300 datasheet, an eighth, dense"
+    ),
+    "MI350X": Peaks(
+        2307, 4614, 9227, 8, 288, "AMD Instinct MI350X datasheet, dense", nvfp4=False
+    ),
+    "MI355X": Peaks(
+        2517, 5033, 10066, 8, 288, "AMD Instinct MI355X datasheet, dense", nvfp4=False
+    ),
 }
 """Keys are parts of device names, longer ones first where a name has two. A card's own clock and power limit
 may keep it below its peak."""

@@ -81,7 +81,9 @@ class OnHardware:
 
 
 @cache  # one `ablate plan` asks several times, of thousands of arms
-def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) -> OnHardware | None:
+def on_hardware(
+    config: ArmConfig, resources: ResourcesConfig, hardware: str
+) -> OnHardware | None:
     """Model what an arm needs on ``hardware`` (of ``PEAKS``, or ``CPU``); None for the user's own code."""
     if not config.model.is_built_in or config.trainer is not None:
         return None
@@ -114,11 +116,17 @@ def on_hardware(config: ArmConfig, resources: ResourcesConfig, hardware: str) ->
     capacity = round(peaks.capacity * 1e9)
     fits = memory.total() <= FITS_SHARE * capacity
     return OnHardware(
-        memory=memory, capacity_bytes=capacity, fits=fits, gpu_hours=gpu_hours, is_emulated=is_emulated
+        memory=memory,
+        capacity_bytes=capacity,
+        fits=fits,
+        gpu_hours=gpu_hours,
+        is_emulated=is_emulated,
     )
 
 
-def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | None) -> Memory:
+def step_memory(
+    config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | None
+) -> Memory:
     """Model the peak memory of a step on one device of a run.
 
     On CPUs it is at most 4 % below measured peaks (``benchmarks/memory_model.py``); on two devices 2 of 19
@@ -141,7 +149,9 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | No
     master = _FP32 if training.master_weights == "fp32" else _BF16
     # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
     at_use = _BF16 if is_sharded and model.experts is None else master
-    parameters = model_size(model, vocab_size=config.vocab_size, seq_len=training.seq_len).parameters
+    parameters = model_size(
+        model, vocab_size=config.vocab_size, seq_len=training.seq_len
+    ).parameters
     table = config.vocab_size * model.width
     outside = table + model.width
     if not model.tied_head:
@@ -159,11 +169,17 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | No
     accumulates = training.batch_size > sequences * devices
     at_first = all_gradients if accumulates else 0
     # The logits in fp32, their gradient, and log-softmax; then the gradient in bf16 for the head's GEMMs.
-    loss = Memory(activations=(model.layers - 1) * waiting + block.kept + 3 * width, gradients=at_first)
+    loss = Memory(
+        activations=(model.layers - 1) * waiting + block.kept + 3 * width,
+        gradients=at_first,
+    )
     moments = [
         loss + Memory(activations=3 * _FP32 * logits),
         loss + Memory(activations=_BF16 * logits) + head,
-        Memory(activations=width, gradients=all_gradients + (_BF16 + master) * table + reduced * outside),
+        Memory(
+            activations=width,
+            gradients=all_gradients + (_BF16 + master) * table + reduced * outside,
+        ),
     ]
     # The backward pass of the last block, of the one before and of the first.
     for blocks_after in {0, min(1, model.layers - 1), model.layers - 1}:
@@ -188,14 +204,18 @@ def step_memory(config: ArmConfig, resources: ResourcesConfig, peaks: Peaks | No
     return Memory(weights=weights, optimizer=optimizer) + max(moments, key=Memory.total)
 
 
-def _recipes_of_layers(config: ArmConfig) -> Iterator[tuple[LinearLayer, list[LayerRecipe]]]:
+def _recipes_of_layers(
+    config: ArmConfig,
+) -> Iterator[tuple[LinearLayer, list[LayerRecipe]]]:
     """Yield each linear layer of a built-in model with the recipes of its phases."""
     layers = linear_layers(config.model, config.vocab_size)
     for layer, place in zip(layers, layer_places(layers).values(), strict=True):
         yield layer, [phase.recipe for phase in phases_of(config.recipe, place)]
 
 
-def _largest_gemms(config: ArmConfig, tokens: int, at_use: int, peaks: Peaks | None) -> tuple[Memory, Memory]:
+def _largest_gemms(
+    config: ArmConfig, tokens: int, at_use: int, peaks: Peaks | None
+) -> tuple[Memory, Memory]:
     """Find what the largest GEMMs allocate, of the head and of the blocks; parameters as of ``_gemms``."""
     model = config.model
     of_head: list[Memory] = []
@@ -206,7 +226,9 @@ def _largest_gemms(config: ArmConfig, tokens: int, at_use: int, peaks: Peaks | N
             rows = tokens * min(model.experts_per_token, model.experts) // model.experts
         gemms = of_head if layer.name == HEAD else of_blocks
         for recipe in set(recipes):
-            gemms.append(_gemms(recipe, rows, layer.outputs, layer.inputs, at_use, peaks))
+            gemms.append(
+                _gemms(recipe, rows, layer.outputs, layer.inputs, at_use, peaks)
+            )
     return max(of_head, key=Memory.total), max(of_blocks, key=Memory.total)
 
 
@@ -229,7 +251,9 @@ class _BlockBytes(NamedTuple):
     widest: int
 
 
-def _block(model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool) -> _BlockBytes:
+def _block(
+    model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool
+) -> _BlockBytes:
     is_gpt = model.architecture == "gpt"
     tokens = sequences * seq_len
     width = _BF16 * tokens * model.width  # bytes of a matrix with a row for each token
@@ -267,7 +291,9 @@ def _block(model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool) ->
 
 
 @cache
-def _gemms(recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None) -> Memory:
+def _gemms(
+    recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peaks | None
+) -> Memory:
     """Count what the backward pass of a layer with weight [n, k] allocates for m rows, without x and dy.
 
     ``at_use``: bytes per element of the weight as the layer receives it.
@@ -288,10 +314,20 @@ def _gemms(recipe: LayerRecipe, m: int, n: int, k: int, at_use: int, peaks: Peak
                 total += elements
         return total
 
-    quantised = max(copies(recipe.dgrad, m * n, n * k), copies(recipe.wgrad, m * n, m * k))
+    quantised = max(
+        copies(recipe.dgrad, m * n, n * k), copies(recipe.wgrad, m * n, m * k)
+    )
     cast = 0 if at_use == _BF16 else n * k
     dx = _BF16 * m * k
-    if recipe.fprop.left.hadamard and recipe.dgrad.right.source != "high_precision" and peaks is not None:
-        dx += 4 * _FP32 * m * k  # the gradient goes back through a rotated copy of x in fp32
+    if (
+        recipe.fprop.left.hadamard
+        and recipe.dgrad.right.source != "high_precision"
+        and peaks is not None
+    ):
+        dx += (
+            4 * _FP32 * m * k
+        )  # the gradient goes back through a rotated copy of x in fp32
     gradients = _BF16 * n * k + at_use * cast
-    return Memory(weights=_BF16 * cast, gradients=gradients, activations=dx, quantised=quantised)
+    return Memory(
+        weights=_BF16 * cast, gradients=gradients, activations=dx, quantised=quantised
+    )

@@ -62,7 +62,13 @@ is the log of modelled over measured time, and 2 is the number of rates chosen b
 _T = 2.446804391979525
 """Student's t with 6 degrees of freedom, exceeded by 2.5 %."""
 
-STEP_MS = {"bf16": 86.0, "mxfp4": 144.0, "mxfp4 SR RHT16": 290.0, "nvfp4": 276.0, "fp8": 302.0}
+STEP_MS = {
+    "bf16": 86.0,
+    "mxfp4": 144.0,
+    "mxfp4 SR RHT16": 290.0,
+    "nvfp4": 276.0,
+    "fp8": 302.0,
+}
 """Milliseconds of a training step by its recipe: the Llama of 150 M parameters of ``ablate check device``,
 8 × 2,048 tokens, eager, on an H200 with torch 2.11 and Triton 3.6 (November 2026). FP4 is emulated there."""
 
@@ -135,7 +141,11 @@ class ModelledFigure:
 
     def times(self, factor: float) -> ModelledFigure:
         """Multiply the estimate and its range."""
-        return ModelledFigure(estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor)
+        return ModelledFigure(
+            estimate=self.estimate * factor,
+            low=self.low * factor,
+            high=self.high * factor,
+        )
 
 
 def seconds_range(time: TokenTime) -> ModelledFigure:
@@ -156,7 +166,11 @@ def _range(estimate: float, *sides: Mapping[str, float]) -> ModelledFigure:
         for kernel, part in seconds.items():
             shares[kernel] += sign * (part / total)
     reach = _T * KERNEL_SPREAD * math.sqrt(sum(share**2 for share in shares.values()))
-    return ModelledFigure(estimate=estimate, low=estimate * math.exp(-reach), high=estimate * math.exp(reach))
+    return ModelledFigure(
+        estimate=estimate,
+        low=estimate * math.exp(-reach),
+        high=estimate * math.exp(reach),
+    )
 
 
 def workload_of(config: ArmConfig) -> Workload:
@@ -190,7 +204,11 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
     for layer, count in _layers(work, recipe).items():
         weights += count * layer.weights
         rows = max(1, round(tokens * layer.token_share))
-        elements = {"x": rows * layer.inputs, "w": layer.weights, "dy": rows * layer.outputs}
+        elements = {
+            "x": rows * layer.inputs,
+            "w": layer.weights,
+            "dy": rows * layer.outputs,
+        }
         for gemm, result in _RESULTS.items():
             policy = layer.recipe.gemm(gemm)
             unit = gemm_unit(policy, peaks)
@@ -210,7 +228,9 @@ def token_time(work: Workload, recipe: Recipe, hardware: str) -> TokenTime | Non
     for part, products, passes in (("rest_forward", 1.0, 1), ("rest_backward", 2.5, 2)):
         seconds[part, attend] += products * flops / _rate(peaks, attend)
         seconds[part, "pointwise"] += passes * moved / _rate(peaks, "memory")
-    seconds["optimizer", "pointwise"] = weights / work.devices * _ADAM_BYTES / _rate(peaks, "memory") / tokens
+    seconds["optimizer", "pointwise"] = (
+        weights / work.devices * _ADAM_BYTES / _rate(peaks, "memory") / tokens
+    )
     return TokenTime(seconds=seconds)
 
 
@@ -224,7 +244,9 @@ def emulation_factor(work: Workload, recipe: Recipe) -> float:
     for layer, count in _layers(work, recipe).items():
         weight = layer.weights * layer.token_share * count
         weights += weight
-        milliseconds += weight * fmean(STEP_MS[_measured_as(layer.recipe.gemm(gemm))] for gemm in GEMMS)
+        milliseconds += weight * fmean(
+            STEP_MS[_measured_as(layer.recipe.gemm(gemm))] for gemm in GEMMS
+        )
     return milliseconds / weights / STEP_MS["bf16"]
 
 
@@ -299,7 +321,9 @@ def _layers(work: Workload, recipe: Recipe) -> dict[_Layer, float]:
             starts = [phase.start(budget) for phase in phases]
         else:
             raise ValueError("a recipe with phases needs the workload's total_tokens")
-        for phase, start, end in zip(phases, starts, [*starts[1:], budget], strict=True):
+        for phase, start, end in zip(
+            phases, starts, [*starts[1:], budget], strict=True
+        ):
             equal = _Layer(layer.inputs, layer.outputs, layer.token_share, phase.recipe)
             counts[equal] += (end - start) / budget
     return counts
@@ -314,7 +338,9 @@ def _bits(policy: OperandPolicy) -> float:
 
 def operand_bytes(policy: OperandPolicy) -> float:
     """Compute the bytes per element, including its share of a block's scale."""
-    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(BLOCKS.get(policy.format, ("none",))[0], 0.0)
+    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(
+        BLOCKS.get(policy.format, ("none",))[0], 0.0
+    )
     return _bits(policy) / 8 + block
 
 
@@ -324,7 +350,9 @@ def gemm_unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     bits = (_bits(policy.left), _bits(policy.right))
     if any(fmt.endswith(("e3m0", "nvint4", "if4")) for fmt in formats):
         return None
-    if (min(bits) == 4 and peaks.fp4 is None) or ("nvfp4" in formats and not peaks.nvfp4):
+    if (min(bits) == 4 and peaks.fp4 is None) or (
+        "nvfp4" in formats and not peaks.nvfp4
+    ):
         return None
     if min(bits) < 16 and peaks.fp8 is None:
         return None
@@ -349,12 +377,17 @@ def _quantise_seconds(
     for operand, policies in uses.items():
         # The whole tensor must be read before the first element can be rounded.
         twice = any(
-            policy.scale == "searched" or (policy.has_tensor_scale and policy.scale != "delayed")
+            policy.scale == "searched"
+            or (policy.has_tensor_scale and policy.scale != "delayed")
             for policy in policies
         )
         reads = 2 if twice else 1
-        moved = elements[operand] * (_BF16_BYTES * reads + sum(map(operand_bytes, policies)))
-        rotations = sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
+        moved = elements[operand] * (
+            _BF16_BYTES * reads + sum(map(operand_bytes, policies))
+        )
+        rotations = (
+            sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
+        )
         part = "quantise_backward" if operand == "dy" else "quantise_forward"
         kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
         yield part, kernel, _slower(rotations, "gemm16", moved, peaks)
@@ -373,5 +406,8 @@ def _rest(work: Workload) -> tuple[float, float]:
     attention = 2.0 * model.layers * queries * work.seq_len
     inner = (2 if model.architecture == "gpt" else 3) * model.ffn
     inner *= 1 if model.experts is None else min(model.experts, model.experts_per_token)
-    elements = model.layers * (10 * model.width + 2 * (queries + keys) + inner) + 2 * work.vocab_size
+    elements = (
+        model.layers * (10 * model.width + 2 * (queries + keys) + inner)
+        + 2 * work.vocab_size
+    )
     return attention, elements * _BF16_BYTES

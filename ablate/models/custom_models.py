@@ -55,7 +55,9 @@ Each is a mean or a sum; they differ if a model adds a loss of its own.
 """
 
 
-def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -> tuple[nn.Module, Loss]:
+def build_network(
+    config: RunConfig, state: RecipeState, *, initial_seed: int
+) -> tuple[nn.Module, Loss]:
     """Build a run's model and its loss.
 
     It has the weights of this seed, on torch's default device; on ``meta`` it has none.
@@ -66,18 +68,24 @@ def build_network(config: RunConfig, state: RecipeState, *, initial_seed: int) -
             recipe does not reach and ``model.allow`` does not name.
     """
     if config.model.is_built_in:
-        module = Decoder(config.model, config.vocab_size, config.training.seq_len, state)
+        module = Decoder(
+            config.model, config.vocab_size, config.training.seq_len, state
+        )
         if not module.embedding.is_meta:
             module.initialise(torch.Generator().manual_seed(initial_seed))
         return module, partial(_decoder_loss, config.model.balance_loss)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(initial_seed)
-        foreign, own_loss = build(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+        foreign, own_loss = build(
+            config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len
+        )
     quantise_layers(foreign, state, allow=config.model.allow, key=ALLOW)
     return foreign, partial(_foreign_loss, config, own_loss)
 
 
-def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, OwnLoss | None]:
+def build(
+    model: ModelConfig, *, vocab_size: int, seq_len: int
+) -> tuple[nn.Module, OwnLoss | None]:
     """Build a model that is not built in, with weights from torch's random generator or a checkpoint.
 
     Returns its own loss, too, if it has one.
@@ -93,7 +101,9 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> tuple[nn.Modu
         made = function(vocab_size=vocab_size, seq_len=seq_len, **model.options)
     except Exception as error:  # the user's own code may raise anything
         hint = "it is called with vocab_size, seq_len and model.options"
-        raise UserError(f"{named(model)} raised {describe_error(error)}", hint=hint) from error
+        raise UserError(
+            f"{named(model)} raised {describe_error(error)}", hint=hint
+        ) from error
     module, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not (loss is None or callable(loss)):
         hint = "expected a torch.nn.Module, or (module, loss)"
@@ -104,7 +114,9 @@ def build(model: ModelConfig, *, vocab_size: int, seq_len: int) -> tuple[nn.Modu
 def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # indirectly imported packages log during the import
+    logging.disable(
+        logging.WARNING
+    )  # indirectly imported packages log during the import
     try:
         import transformers.modeling_utils  # noqa: F401  imports what is noisy
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -121,20 +133,32 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
             settings["vocab_size"] = vocab_size
         # trust_remote_code is given, because transformers would otherwise ask on the terminal.
         config, unused = AutoConfig.from_pretrained(
-            folder, trust_remote_code=False, return_unused_kwargs=True, **settings, **model.options
+            folder,
+            trust_remote_code=False,
+            return_unused_kwargs=True,
+            **settings,
+            **model.options,
         )
         _check(model, config, unused, vocab_size, seq_len)
         if model.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
-                folder, config=config, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+                folder,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                use_safetensors=True,
             )
         else:
-            module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            module = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
     except UserError:
         raise
     except Exception as error:  # many types with one remedy
         hint = "expected the folder or hub name of a causal language model that transformers knows"
-        raise UserError(f"{named(model)} cannot be built: {describe_error(error)}", hint=hint) from error
+        raise UserError(
+            f"{named(model)} cannot be built: {describe_error(error)}", hint=hint
+        ) from error
     convert_conv1d(module)
     _refuse_a_view_ahead(module, model, seq_len)
     result: nn.Module = module
@@ -160,12 +184,18 @@ def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) ->
     tolerance = 1e-3 * float(logits.abs().max())
     if not torch.allclose(logits, logits_before_other_end, rtol=1e-3, atol=tolerance):
         hint = "an encoder needs model.options: {is_decoder: true}"
-        raise UserError(f"{named(model)}: what it says of a token depends on later ones", hint=hint)
+        raise UserError(
+            f"{named(model)}: what it says of a token depends on later ones", hint=hint
+        )
 
 
 def named(model: ModelConfig) -> str:
     """Name a foreign model in messages: its field of the study file and its value."""
-    return f"model.hf {model.hf}" if model.hf is not None else f"model.function {model.function}"
+    return (
+        f"model.hf {model.hf}"
+        if model.hf is not None
+        else f"model.function {model.function}"
+    )
 
 
 def describe_error(error: Exception) -> str:
@@ -178,14 +208,25 @@ def describe_error(error: Exception) -> str:
     return text
 
 
-def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: int, seq_len: int) -> None:
+def _check(
+    model: ModelConfig,
+    config: Any,
+    unused: dict[str, Any],
+    vocab_size: int,
+    seq_len: int,
+) -> None:
     for name in unused:
         hint = likely(name, config.to_dict(), "its documentation lists them")
-        raise UserError(f"model.options: {type(config).__name__} has no '{name}'", hint=hint)
+        raise UserError(
+            f"model.options: {type(config).__name__} has no '{name}'", hint=hint
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions < seq_len:
         hint = "lower training.seq_len, or set model.options: {max_position_embeddings: …} for random weights"
-        raise UserError(f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}", hint=hint)
+        raise UserError(
+            f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}",
+            hint=hint,
+        )
     if config.vocab_size < vocab_size:
         fault = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
         hint = "a checkpoint needs the tokenizer that it was trained with; pretrained: false takes any"
@@ -193,7 +234,11 @@ def _check(model: ModelConfig, config: Any, unused: dict[str, Any], vocab_size: 
 
 
 def _decoder_loss(
-    balance_weight: float, module: nn.Module, inputs: Tensor, targets: Tensor, reduction: Reduction
+    balance_weight: float,
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    reduction: Reduction,
 ) -> tuple[Tensor, Tensor]:
     loss = _cross_entropy(module(inputs), targets, reduction)
     balance = getattr(module, "balance", None)
@@ -213,28 +258,40 @@ def _foreign_loss(
     call: dict[str, Any] = {} if config.model.hf is None else {"use_cache": False}
     if inputs.is_meta and call:
         # Without a mask transformers searches the positions for packed sequences.
-        square = torch.ones(inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta")
+        square = torch.ones(
+            inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta"
+        )
         call["attention_mask"] = square.tril()[None, None]
     # Master weights in fp32, activations in bf16, as in the built-in models.
-    with torch.autocast("cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16):
+    with torch.autocast(
+        "cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16
+    ):
         if own_loss is None:
             out = module(inputs, **call)
         else:
             loss: object = own_loss(module, inputs, targets)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
                 hint = "expected a tensor without dimensions: mean nats per token"
-                raise UserError(f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint)
+                raise UserError(
+                    f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint
+                )
             if reduction == "sum":
                 loss = loss * targets.numel()
             return loss, loss
     logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    wanted = f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
+    wanted = (
+        f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
+    )
     if not isinstance(logits, Tensor):
         hint = f"expected logits {wanted}; what returns others needs a loss of its own"
         raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
     shape = list(logits.shape)
-    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:  # a padded vocabulary is larger
-        raise UserError(f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}")
+    if (
+        shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size
+    ):  # a padded vocabulary is larger
+        raise UserError(
+            f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}"
+        )
     loss = _cross_entropy(logits, targets, reduction)
     return loss, loss
 
@@ -246,7 +303,9 @@ def _kind(returned: object) -> str:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, reduction: Reduction) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,13 +329,24 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
     try:
         surveyed = survey(module)
     except ValueError as error:
-        raise UserError(f"model {name}: {error}", hint="ablate applies each arm's recipe itself") from None
+        raise UserError(
+            f"model {name}: {error}", hint="ablate applies each arm's recipe itself"
+        ) from None
     if not surveyed.places:
         hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
-        raise UserError(f"model {name}: no linear layer to replace in {type(module).__name__}", hint=hint)
-    config = getattr(module, "config", None)  # of Hugging Face; without one attention is not counted
-    layers = tuple(_linear_layers(surveyed, getattr(config, "num_experts_per_tok", None)))
-    flops = 6 * round(sum(layer.inputs * layer.outputs * layer.token_share for layer in layers))
+        raise UserError(
+            f"model {name}: no linear layer to replace in {type(module).__name__}",
+            hint=hint,
+        )
+    config = getattr(
+        module, "config", None
+    )  # of Hugging Face; without one attention is not counted
+    layers = tuple(
+        _linear_layers(surveyed, getattr(config, "num_experts_per_tok", None))
+    )
+    flops = 6 * round(
+        sum(layer.inputs * layer.outputs * layer.token_share for layer in layers)
+    )
     flops += _attention_flops(config, seq_len)
     parameters = sum(
         parameter.numel()
@@ -287,17 +357,27 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
     return Outline(layers=layers, matrices=surveyed.matrices, size=size)
 
 
-def _linear_layers(surveyed: Survey, experts_per_token: int | None) -> Iterator[LinearLayer]:
+def _linear_layers(
+    surveyed: Survey, experts_per_token: int | None
+) -> Iterator[LinearLayer]:
     """Yield the layers of a model that can follow a recipe, the experts last."""
     for name, linear in surveyed.linears.items():
         outputs, inputs = linear.weight.shape
         is_head = surveyed.places[name].is_head
-        yield LinearLayer(name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=1.0)
+        yield LinearLayer(
+            name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=1.0
+        )
     for name, (holder, parameter, _) in surveyed.experts.items():
         experts, outputs, inputs = expert_parameters(holder)[parameter].shape
         token_share = experts_per_token / experts if experts_per_token else 1.0
         is_head = surveyed.places[name].is_head
-        yield LinearLayer(name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=token_share)
+        yield LinearLayer(
+            name=name,
+            inputs=inputs,
+            outputs=outputs,
+            is_head=is_head,
+            token_share=token_share,
+        )
 
 
 def _attention_flops(config: Any, seq_len: int) -> int:
@@ -305,7 +385,9 @@ def _attention_flops(config: Any, seq_len: int) -> int:
     layers = getattr(config, "num_hidden_layers", None)
     heads = getattr(config, "num_attention_heads", None)
     width = getattr(config, "hidden_size", None)
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)):
+    if not (
+        isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
+    ):
         return 0
     head_dim = getattr(config, "head_dim", None) or width // heads
     return 6 * layers * heads * head_dim * seq_len

@@ -38,7 +38,9 @@ class Decoder(nn.Module):
     ``choose``, if set, is asked for the experts of each token.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, seq_len: int, state: RecipeState
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(vocab_size, config.width))
@@ -52,12 +54,18 @@ class Decoder(nn.Module):
         layer_places = model_places(config)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                QuantLinear.take_over(module, name=name, state=state, place=layer_places[name])
-        self.mixtures = [module for module in self.modules() if isinstance(module, Experts)]
+                QuantLinear.take_over(
+                    module, name=name, state=state, place=layer_places[name]
+                )
+        self.mixtures = [
+            module for module in self.modules() if isinstance(module, Experts)
+        ]
         for mixture in self.mixtures:
             for layer in quantised_layers(mixture).values():
                 for _, recipe in layer.phases:
-                    mixture.rows_multiple = max(mixture.rows_multiple, row_group(recipe))
+                    mixture.rows_multiple = max(
+                        mixture.rows_multiple, row_group(recipe)
+                    )
         self.choose: Choose | None = None
         if config.routing == "fixed":
             self.choose = partial(_by_hash, state.seed, config.experts or 1)
@@ -77,7 +85,9 @@ class Decoder(nn.Module):
                 continue
             into_residual = name.endswith(("out.weight", "down.weight"))
             whole = torch.empty(parameter.shape, dtype=torch.float32)
-            nn.init.normal_(whole, std=std * (shrink if into_residual else 1), generator=generator)
+            nn.init.normal_(
+                whole, std=std * (shrink if into_residual else 1), generator=generator
+            )
             local.copy_(whole[rows])
         for layer in quantised_layers(self).values():
             layer.forget_amax()
@@ -92,10 +102,14 @@ class Decoder(nn.Module):
             # Cos and sin of the rotary angles, bf16 [positions, head_dim / 2] (Su et al. 2104.09864).
             count = partial(torch.arange, dtype=torch.float32, device=tokens.device)
             half = self.config.width // self.config.heads // 2
-            angle = torch.outer(count(tokens.shape[1]), self.config.rope_base ** (-count(half) / half))
+            angle = torch.outer(
+                count(tokens.shape[1]), self.config.rope_base ** (-count(half) / half)
+            )
             rotation = (angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16))
         for number, mixture in enumerate(self.mixtures):
-            mixture.choose = self.choose and partial(self.choose, number, tokens.flatten())
+            mixture.choose = self.choose and partial(
+                self.choose, number, tokens.flatten()
+            )
         for block in self.blocks:
             x = block(x, rotation)
         self.balance = None
@@ -120,7 +134,11 @@ class _Norm(nn.Module):
         super().__init__()
         self.eps = config.norm_eps
         self.weight = nn.Parameter(torch.empty(config.width))
-        self.bias = nn.Parameter(torch.empty(config.width)) if config.architecture == "gpt" else None
+        self.bias = (
+            nn.Parameter(torch.empty(config.width))
+            if config.architecture == "gpt"
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
@@ -135,7 +153,9 @@ class _Block(nn.Module):
         self.attention_norm = _Norm(config)
         self.attention = _Attention(config)
         self.ffn_norm = _Norm(config)
-        self.ffn: nn.Module = Experts(config) if config.experts else _FeedForward(config)
+        self.ffn: nn.Module = (
+            Experts(config) if config.experts else _FeedForward(config)
+        )
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -151,7 +171,9 @@ class _Attention(nn.Module):
         self.head_dim = config.width // config.heads
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = _Linear(config.width, rows, bias=config.architecture == "gpt")
-        self.out = _Linear(config.width, config.width, bias=config.architecture == "gpt")
+        self.out = _Linear(
+            config.width, config.width, bias=config.architecture == "gpt"
+        )
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, positions, width = x.shape
@@ -218,24 +240,35 @@ class Experts(nn.Module):
             chosen = self.choose(chosen)
             taken = probabilities.gather(-1, chosen)
         weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
-        self.shares = F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.per_token
-        self.balance = len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
+        self.shares = (
+            F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0)
+            / self.per_token
+        )
+        self.balance = (
+            len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
+        )
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
-            if chosen.is_meta:  # the routes are unknown without values: assume an even share
+            if (
+                chosen.is_meta
+            ):  # the routes are unknown without values: assume an even share
                 even = math.ceil(chosen.numel() / len(self.experts))
                 tokens = torch.zeros(even, dtype=torch.long, device="meta")
                 choice = tokens
             else:
                 tokens, choice = torch.where(chosen == index)
-            fill = -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
+            fill = (
+                -len(tokens) % self.rows_multiple if len(tokens) else self.rows_multiple
+            )
             y = expert(F.pad(rows[tokens], (0, 0, 0, fill)))[: len(tokens)]
             # A token reaches an expert at most once, so the order of these sums is always the same.
             out = out.index_add(0, tokens, y * weights[tokens, choice, None])
         return out.view_as(x)
 
 
-def _by_hash(seed: int, experts: int, number: int, tokens: Tensor, chosen: Tensor) -> Tensor:
+def _by_hash(
+    seed: int, experts: int, number: int, tokens: Tensor, chosen: Tensor
+) -> Tensor:
     """Choose by a random hash of the token's id (Roller et al. 2106.04426), in each mixture another."""
     key = Key(seed=seed, layer=str(number), gemm="router", operand="tokens", step=0)
     none = torch.zeros((), dtype=torch.long, device=tokens.device)
@@ -272,13 +305,17 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over [batch, heads, positions, head_dim]; k and v may have fewer heads."""
     if q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
     # Written out: on CPUs the backward pass of torch's fused bf16 attention takes about three times as long.
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k = k.repeat_interleave(group, dim=1)
         v = v.repeat_interleave(group, dim=1)
     positions = q.shape[2]
-    mask = torch.full((positions, positions), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    mask = torch.full(
+        (positions, positions), float("-inf"), dtype=q.dtype, device=q.device
+    ).triu(1)
     scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5) + mask
     return torch.matmul(torch.softmax(scores, dim=-1), v)

@@ -25,7 +25,9 @@ _LLAMA = {
     "embedding": ("model.embed_tokens.weight",),
     "norm.weight": ("model.norm.weight",),
     "blocks.{n}.attention_norm.weight": ("model.layers.{n}.input_layernorm.weight",),
-    "blocks.{n}.attention.qkv.weight": tuple(f"model.layers.{{n}}.self_attn.{x}_proj.weight" for x in "qkv"),
+    "blocks.{n}.attention.qkv.weight": tuple(
+        f"model.layers.{{n}}.self_attn.{x}_proj.weight" for x in "qkv"
+    ),
     "blocks.{n}.attention.out.weight": ("model.layers.{n}.self_attn.o_proj.weight",),
     "blocks.{n}.ffn_norm.weight": ("model.layers.{n}.post_attention_layernorm.weight",),
 }
@@ -40,7 +42,9 @@ _EXPERTS = {
         "model.layers.{n}.block_sparse_moe.experts.{e}.w1.weight",
         "model.layers.{n}.block_sparse_moe.experts.{e}.w3.weight",
     ),
-    "blocks.{n}.ffn.experts.{e}.down.weight": ("model.layers.{n}.block_sparse_moe.experts.{e}.w2.weight",),
+    "blocks.{n}.ffn.experts.{e}.down.weight": (
+        "model.layers.{n}.block_sparse_moe.experts.{e}.w2.weight",
+    ),
     "blocks.{n}.ffn.router": ("model.layers.{n}.block_sparse_moe.gate.weight",),
 }
 _GPT = {
@@ -62,7 +66,9 @@ _GPT = {
 }
 
 
-def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hugging_face(
+    model: ModelConfig, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Rename a built-in model's weights to Hugging Face's names; pieces of a matrix are contiguous copies."""
     keys = (model.kv_heads or model.heads) * (model.width // model.heads)
     renamed: dict[str, Tensor] = {}
@@ -77,15 +83,21 @@ def to_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[s
     return renamed
 
 
-def from_hugging_face(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_hugging_face(
+    model: ModelConfig, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Undo ``to_hugging_face``; ``KeyError`` for a missing weight."""
     return {
-        name: _turned(model, name, torch.cat([weights[hf_name] for hf_name in hf_names]))
+        name: _turned(
+            model, name, torch.cat([weights[hf_name] for hf_name in hf_names])
+        )
         for name, hf_names in _names(model).items()
     }
 
 
-def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dtype: str) -> dict[str, Any]:
+def hugging_face_config(
+    model: ModelConfig, *, vocab_size: int, seq_len: int, dtype: str
+) -> dict[str, Any]:
     """Make the content of ``config.json`` for saved weights of this ``dtype``."""
     common = {
         "vocab_size": vocab_size,
@@ -136,7 +148,11 @@ def hugging_face_config(model: ModelConfig, *, vocab_size: int, seq_len: int, dt
 
 def _names(model: ModelConfig) -> dict[str, list[str]]:
     """Our name of each parameter → Hugging Face's names of its pieces."""
-    table = _GPT if model.architecture == "gpt" else _LLAMA | (_EXPERTS if model.experts else _DENSE)
+    table = (
+        _GPT
+        if model.architecture == "gpt"
+        else _LLAMA | (_EXPERTS if model.experts else _DENSE)
+    )
     if not model.tied_head:
         table = table | {"head.weight": ("lm_head.weight",)}
     return {
@@ -148,5 +164,7 @@ def _names(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _turned(model: ModelConfig, name: str, tensor: Tensor) -> Tensor:
-    is_turned = model.architecture == "gpt" and name.startswith("blocks.") and tensor.dim() == 2
+    is_turned = (
+        model.architecture == "gpt" and name.startswith("blocks.") and tensor.dim() == 2
+    )
     return tensor.t() if is_turned else tensor

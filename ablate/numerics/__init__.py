@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ablate.numerics.philox import Key
-from ablate.numerics.quantiser import Codes, Quantized, fake_quantize, quantize, round_operand
+from ablate.numerics.quantiser import (
+    Codes,
+    Quantized,
+    fake_quantize,
+    quantize,
+    round_operand,
+)
 from ablate.numerics.rotate import hadamard_last, hadamard_matrix
 from ablate.recipes import GemmPolicy, LayerRecipe, OperandPolicy, Recipe
 

@@ -57,7 +57,9 @@ SCALE_ADD: dict[str, Callable[[Element], int]] = {
     "floor": lambda _element: 0,
     "even": lambda element: 1 << (22 - element.mantissa_bits),
     # The 23 mantissa bits of the largest value are subtracted.
-    "rceil": lambda element: 0x7FFFFF - round((element.max / 2.0**element.max_exponent - 1) * 2**23),
+    "rceil": lambda element: (
+        0x7FFFFF - round((element.max / 2.0**element.max_exponent - 1) * 2**23)
+    ),
 }
 """E8M0 scale rules: the number added to the bits of a block's largest magnitude before reading its exponent.
 
@@ -67,7 +69,9 @@ floor.
 """
 
 
-def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tensor | None = None) -> Tensor:
+def rounded(
+    v: Tensor, element: Element, rounding: str = "nearest", words: Tensor | None = None
+) -> Tensor:
     """Round fp32 to the element's grid, saturating; the sign of zero is kept.
 
     A value lies p steps above its lower neighbour. ``nearest`` gives ties to the even code, ``nearest_away``
@@ -102,7 +106,8 @@ def rounded(v: Tensor, element: Element, rounding: str = "nearest", words: Tenso
                 up = p > (words >> 8).to(torch.float32) * 2.0**-24
             else:  # exact sums
                 bits = 8 if rounding == "stochastic_8bit" else 22
-                up = torch.floor(p * 2**bits) + (words >> 32 - bits).to(torch.float32) >= 2**bits
+                added = (words >> 32 - bits).to(torch.float32)
+                up = torch.floor(p * 2**bits) + added >= 2**bits
         whole = low + up
     return torch.copysign(whole * step, v)
 
@@ -151,5 +156,7 @@ def e8m0_byte(amax_bits: Tensor, add: int, max_exponent: int) -> Tensor:
 
 def e8m0_decode(byte: Tensor) -> Tensor:
     """Return 2^(byte − 127) in fp32; byte 0 is the subnormal 2^−127, byte 255 NaN."""
-    bits = torch.where(byte == 0, 1 << 22, torch.where(byte == 255, 0x7FC00000, byte << 23))
+    bits = torch.where(
+        byte == 0, 1 << 22, torch.where(byte == 255, 0x7FC00000, byte << 23)
+    )
     return bits.to(torch.int32).view(torch.float32)

@@ -50,7 +50,9 @@ def _key_words(*parts: object) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def philox4x32(counter: tuple[Tensor, ...], key: tuple[int, int], rounds: int = ROUNDS) -> tuple[Tensor, ...]:
+def philox4x32(
+    counter: tuple[Tensor, ...], key: tuple[int, int], rounds: int = ROUNDS
+) -> tuple[Tensor, ...]:
     """Return four int64 tensors of 32-bit words for a counter of four int64 tensors (broadcastable)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -67,7 +69,9 @@ def philox4x32(counter: tuple[Tensor, ...], key: tuple[int, int], rounds: int = 
     return c0, c1, c2, c3
 
 
-def random_words(rows: int, columns: int, key: Key, device: torch.device | str = "cpu") -> Tensor:
+def random_words(
+    rows: int, columns: int, key: Key, device: torch.device | str = "cpu"
+) -> Tensor:
     """Draw a word for each element of a stored tensor: int64 in [0, 2^32), [rows, columns]."""
     strips = -(-columns // 64)
     calls = torch.arange(strips * 16, dtype=torch.int64, device=device)
@@ -76,5 +80,9 @@ def random_words(rows: int, columns: int, key: Key, device: torch.device | str =
     call = torch.tensor(key.call & _MASK, dtype=torch.int64, device=device)
     counter = (calls.expand(rows, -1), row.expand(-1, strips * 16), step, call)
     words = torch.stack(philox4x32(counter, key.words()))  # [4, rows, strips * 16]
-    words = words.view(2, 2, rows, strips, 16).permute(2, 3, 0, 4, 1).reshape(rows, strips * 64)
+    words = (
+        words.view(2, 2, rows, strips, 16)
+        .permute(2, 3, 0, 4, 1)
+        .reshape(rows, strips * 64)
+    )
     return words[:, :columns]

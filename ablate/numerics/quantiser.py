@@ -91,14 +91,20 @@ def check_operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None) 
             f"cannot quantise {x.dtype} to {policy.format}: expected bfloat16, float16 or float32"
         )
     if x.dim() != 2 or axis not in (0, 1, -1, -2):
-        raise ValueError(f"expected a matrix and axis 0 or 1, got shape {tuple(x.shape)} and axis {axis}")
+        raise ValueError(
+            f"expected a matrix and axis 0 or 1, got shape {tuple(x.shape)} and axis {axis}"
+        )
     group = group_size(policy)
     if x.shape[axis] % group:
-        raise ValueError(f"the group of {group} does not divide {x.shape[axis]}, the contraction dimension")
+        raise ValueError(
+            f"the group of {group} does not divide {x.shape[axis]}, the contraction dimension"
+        )
     rows = block_shape(policy)[0]
     other = x.shape[1 - axis % 2]
     if other % rows:
-        raise ValueError(f"the {rows} rows of a square tile do not divide {other}, the other dimension")
+        raise ValueError(
+            f"the {rows} rows of a square tile do not divide {other}, the other dimension"
+        )
     if key is None and (policy.draws_anew or policy.signs == "layer"):
         raise ValueError(
             f"a key is needed for rounding '{policy.rounding}', signs '{policy.signs}' "
@@ -201,7 +207,9 @@ class _Operand:
         """Draw each element's random word, [n, k], contraction last."""
         assert self.key is not None
         rows, columns = turned(self.rotated, self.axis).shape
-        return turned(random_words(rows, columns, self.key, self.rotated.device), self.axis)
+        return turned(
+            random_words(rows, columns, self.key, self.rotated.device), self.axis
+        )
 
     def rounded(self, scaled: Tensor, element: Element | None = None) -> Tensor:
         """Round blocks of scaled values to the element's grid, or to another's."""
@@ -212,12 +220,16 @@ class _Operand:
             if rounding == "stochastic_rocm":
                 fours = words.reshape(words.shape[0], words.shape[1] // 4, 4)
                 first = fours[..., :1].expand_as(fours)
-                words = torch.cat((first[..., :2], first[..., 2:] >> 16), dim=-1).reshape(words.shape)
+                words = torch.cat(
+                    (first[..., :2], first[..., 2:] >> 16), dim=-1
+                ).reshape(words.shape)
             words = to_blocks(words, self.shape)
         return formats.rounded(scaled, element or self.element, rounding, words)
 
 
-def _operand(x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, amax: float | None) -> _Operand:
+def _operand(
+    x: Tensor, policy: OperandPolicy, axis: int, key: Key | None, amax: float | None
+) -> _Operand:
     """Check, rotate and cut a matrix into blocks."""
     check_operand(x, policy, axis, key)
     if policy.is_high_precision:
@@ -272,7 +284,9 @@ def _by_tensor(operand: _Operand) -> _Scaled:
 
 
 def _by_groups(operand: _Operand) -> _Scaled:
-    return _multiplied(operand, scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy))
+    return _multiplied(
+        operand, scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy)
+    )
 
 
 def _by_search(operand: _Operand) -> _Scaled:
@@ -304,13 +318,17 @@ def _by_four_six(operand: _Operand) -> _Scaled:
     return _multiplied(operand, scale, decode)
 
 
-def _multiplied(operand: _Operand, scale: scales.Scale, outer: float | Tensor = 1.0) -> _Scaled:
+def _multiplied(
+    operand: _Operand, scale: scales.Scale, outer: float | Tensor = 1.0
+) -> _Scaled:
     """Scale an operand; ``outer``: the fp32 scale over its blocks'; a number is the whole tensor's."""
     of_blocks = outer if isinstance(outer, Tensor) else None
     return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=of_blocks)
 
 
-def _outer_scale(operand: _Operand) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
+def _outer_scale(
+    operand: _Operand,
+) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
     """Return amax, encode and decode of the tensor, or of each block's row [number, 1, 1]."""
     if operand.policy.scale_rule.outer == "tensor":
         return operand.amax, operand.encode, operand.decode
@@ -375,17 +393,27 @@ def to_blocks(v: Tensor, shape: tuple[int, int]) -> Tensor:
     """Cut [n, k] into blocks [number, rows, columns], in row-major order."""
     rows, columns = shape
     n, k = v.shape
-    return v.reshape(n // rows, rows, k // columns, columns).transpose(1, 2).reshape(-1, rows, columns)
+    return (
+        v.reshape(n // rows, rows, k // columns, columns)
+        .transpose(1, 2)
+        .reshape(-1, rows, columns)
+    )
 
 
 def from_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
     """Undo ``to_blocks``: reassemble [n, k]."""
     _, rows, columns = blocks.shape
     n, k = shape
-    return blocks.view(n // rows, k // columns, rows, columns).transpose(1, 2).reshape(n, k)
+    return (
+        blocks.view(n // rows, k // columns, rows, columns)
+        .transpose(1, 2)
+        .reshape(n, k)
+    )
 
 
-def fake_quantize(x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None) -> Tensor:
+def fake_quantize(
+    x: Tensor, policy: OperandPolicy, axis: int = -1, key: Key | None = None
+) -> Tensor:
     """Quantise ``x`` by ``policy`` along ``axis``, dequantise it and rotate it back.
 
     >>> import torch
@@ -442,7 +470,9 @@ def quantize(
     operand = _operand(x, policy, axis, key, amax)
     scaled = _scaled(operand)
     values = _values(operand, scaled)
-    nan_code = formats.encode_max(operand.element) if policy.format.startswith("fp8_") else 0
+    nan_code = (
+        formats.encode_max(operand.element) if policy.format.startswith("fp8_") else 0
+    )
     codes = formats.encode(values, operand.element, nan_code)
     if policy.format == "if4":
         assert scaled.outer is not None
@@ -498,7 +528,9 @@ def on_grid(
     largest = scales.amax_of(operand.blocks)
     largest = torch.where(largest == 0, 1.0, largest)
     # Divided first: the exact scale of tiny values is no normal number.
-    ideal = operand.rounded(operand.blocks / largest * element.max) / element.max * largest
+    ideal = (
+        operand.rounded(operand.blocks / largest * element.max) / element.max * largest
+    )
     return OnGrid(
         rotated=operand.rotated,
         scaled=operand.assembled(scaled.blocks),

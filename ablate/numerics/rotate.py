@@ -84,7 +84,11 @@ def permutation_of(policy: OperandPolicy, key: Key | None) -> Tensor | None:
 
 def redrawn(policy: OperandPolicy) -> tuple[bool, bool]:
     """Say whether signs and permutation are drawn anew for each step, and for each call of it."""
-    return policy.signs not in ("fixed", "layer"), policy.signs not in ("fixed", "layer", "step")
+    return policy.signs not in ("fixed", "layer"), policy.signs not in (
+        "fixed",
+        "layer",
+        "step",
+    )
 
 
 def shared_key(policy: OperandPolicy, key: Key | None, purpose: str) -> Key:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from ablate.numerics import formats
-from ablate.numerics.formats import E2M1, E4M3, ELEMENTS, FLOAT32_MAX, INT4, UE5M3, rounded
+from ablate.numerics.formats import (
+    E2M1,
+    E4M3,
+    ELEMENTS,
+    FLOAT32_MAX,
+    INT4,
+    UE5M3,
+    rounded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +103,9 @@ def e8m0_scale(blocks: Tensor, policy: OperandPolicy) -> Scale:
     """Return the E8M0 scale of each block, from its largest magnitude (``formats.SCALE_ADD``)."""
     element = ELEMENTS[policy.format]
     add = formats.SCALE_ADD[policy.scale](element)
-    return _power_of_two(formats.e8m0_byte(amax_of(blocks).view(torch.int32), add, element.max_exponent))
+    return _power_of_two(
+        formats.e8m0_byte(amax_of(blocks).view(torch.int32), add, element.max_exponent)
+    )
 
 
 def quest_scale(blocks: Tensor) -> Scale:
@@ -107,7 +117,8 @@ def quest_scale(blocks: Tensor) -> Scale:
     mean = tree_sum(blocks) * (1 / 32)
     variance = tree_sum(blocks * blocks) * (1 / 32) - mean * mean
     scale = variance.clamp(min=0).sqrt() * fp32(QUEST_CLIP) + 1e-8
-    byte = torch.where(variance.isfinite(), scale.view(torch.int32) >> 23, 255).unsqueeze(-1)
+    exponent = scale.view(torch.int32) >> 23
+    byte = torch.where(variance.isfinite(), exponent, 255).unsqueeze(-1)
     return _power_of_two(torch.where(amax_of(blocks).isfinite(), byte, 255))
 
 
@@ -160,7 +171,9 @@ def nvfp4_scale(base: Tensor, decode: float | Tensor) -> Scale:
     return Scale(down=down, up=up)
 
 
-def two_level_base(blocks: Tensor, policy: OperandPolicy, encode: float | Tensor) -> Tensor:
+def two_level_base(
+    blocks: Tensor, policy: OperandPolicy, encode: float | Tensor
+) -> Tensor:
     """Return block scales before rounding to E4M3; ``encode``: the fp32 scale of the tensor or of each block.
 
     TransformerEngine folds 1/6 into NVFP4's fp32 scale, but divides under four-or-six. NVINT4 and IF4 divide
@@ -185,7 +198,9 @@ def tetrajet_scale(blocks: Tensor) -> tuple[Scale, Tensor]:
     outer = outer.expand(-1, 8, 1).reshape(-1, 1, 1)
     base = divided(divided(amax_of(blocks), outer), 6.0)
     scale = nvfp4_scale(torch.where(base == 0, 2.0**-9, base), outer)
-    return scale._replace(down=torch.where(scale.up * outer == 0, 0.0, scale.down)), outer
+    return scale._replace(
+        down=torch.where(scale.up * outer == 0, 0.0, scale.down)
+    ), outer
 
 
 def four_six(
@@ -216,13 +231,20 @@ def four_six(
     def error_of(scale: Scale) -> Tensor:
         values = elements(blocks * scale.down * policy.prescale)
         difference = divided(values * scale.up * amax, divisor) - blocks
-        errors = difference.abs() if policy.scale_rule.measure == "mae" else difference * difference
+        errors = (
+            difference.abs()
+            if policy.scale_rule.measure == "mae"
+            else difference * difference
+        )
         return tree_sum(ordered_sum(errors))
 
     six = nvfp4_scale(base, decode)
     four = nvfp4_scale(base * 1.5, decode)
     is_four = (error_of(four) < error_of(six))[:, None, None]
-    return Scale(down=torch.where(is_four, four.down, six.down), up=torch.where(is_four, four.up, six.up))
+    return Scale(
+        down=torch.where(is_four, four.down, six.down),
+        up=torch.where(is_four, four.up, six.up),
+    )
 
 
 def four_six_divisor(policy: OperandPolicy) -> float:
@@ -260,10 +282,14 @@ def if4(
     error_of_floats = tree_sum(tree_sum((floats * up - blocks) ** 2))
     error_of_integers = tree_sum(tree_sum((integers * up * ratio - blocks) ** 2))
     is_integer = (error_of_integers < error_of_floats)[:, None, None]
-    return torch.where(is_integer, integers, floats), torch.where(is_integer, ratio, 1.0)
+    return torch.where(is_integer, integers, floats), torch.where(
+        is_integer, ratio, 1.0
+    )
 
 
-def eden(blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor) -> tuple[Tensor, Tensor]:
+def eden(
+    blocks: Tensor, decode: float, policy: OperandPolicy, words: Tensor
+) -> tuple[Tensor, Tensor]:
     """Quantise by MS-EDEN (Quartet II 2601.22813): nearest elements, stochastic scales.
 
     Elements are rounded to nearest, and some clip. Each Hadamard group therefore needs a stretch: the values'

@@ -28,7 +28,13 @@ from ablate.plan.shares import decided, this_machine
 from ablate.plan.tuning import with_search
 from ablate.recipes import describe
 from ablate.recipes.coverage import coverage_of
-from ablate.run.architecture import LinearLayer, ModelSize, layer_places, linear_layers, model_size
+from ablate.run.architecture import (
+    LinearLayer,
+    ModelSize,
+    layer_places,
+    linear_layers,
+    model_size,
+)
 from ablate.run.command import REACHES, THE_COMMANDS, Command
 from ablate.run.config import ArmConfig, Fork, configured
 from ablate.run.loss_units import UNIT_NAMES, stored_unit
@@ -65,7 +71,9 @@ def warnings_of(study: Study, *, is_new: bool) -> Iterator[str]:
         values = {arm.name: getattr(arm.training, key) for arm in study.arms}
         high = {name: value for name, value in values.items() if value > most}
         if high:
-            arms = "every arm" if len(high) == len(values) else f"arm '{next(iter(high))}'"
+            arms = (
+                "every arm" if len(high) == len(values) else f"arm '{next(iter(high))}'"
+            )
             yield f"{key} is {max(high.values()):g} in {arms}: is that meant? (AdamW's is below {most:g})"
 
 
@@ -111,7 +119,10 @@ class _ArmPlanner:
     """Plans the arms of a study. Arms with the same section share what is computed from it."""
 
     def __init__(
-        self, study: Study, identities: Mapping[DataConfig | None, DataIdentity], machines: Machines
+        self,
+        study: Study,
+        identities: Mapping[DataConfig | None, DataIdentity],
+        machines: Machines,
     ) -> None:
         self._identities = identities
         self._machines = machines
@@ -141,7 +152,9 @@ class _ArmPlanner:
             layers = outline.layers
             coverage = coverage_of(arm.recipe, outline.matrices, layer_places(layers))
         elif arm.model.describes(arm.trainer):
-            size = self._model_size(arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len)
+            size = self._model_size(
+                arm.model, vocab_size=identity.vocab_size, seq_len=arm.training.seq_len
+            )
             layers = self._linear_layers(arm.model, identity.vocab_size)
         config = self._configure(arm, identity, code_digest)
         batches = self._plan_steps(arm.training, arm.resources.devices_per_run)
@@ -163,11 +176,15 @@ class _ArmPlanner:
             coverage=coverage,
         )
 
-    def _configure(self, arm: ResolvedArm, identity: DataIdentity, code_digest: str | None) -> ArmConfig:
+    def _configure(
+        self, arm: ResolvedArm, identity: DataIdentity, code_digest: str | None
+    ) -> ArmConfig:
         fork = None
         if arm.fork is not None:
             parent = self._arms[arm.fork.arm]
-            fork = Fork(tokens=arm.fork.tokens, recipe=parent.recipe, training=parent.training)
+            fork = Fork(
+                tokens=arm.fork.tokens, recipe=parent.recipe, training=parent.training
+            )
         return ArmConfig(
             model=arm.model,
             data=arm.data,
@@ -197,7 +214,9 @@ class _ArmPlanner:
             if section == "recipe" and arm.recipe == self._baseline.recipe:
                 continue  # only written in another way
             arm_settings = self._settings_of(section, arm_section)
-            for key, baseline_value in self._settings_of(section, baseline_section).items():
+            for key, baseline_value in self._settings_of(
+                section, baseline_section
+            ).items():
                 arm_value = arm_settings.get(key)
                 if arm_value != baseline_value:
                     differences[key] = (baseline_value, arm_value)
@@ -240,7 +259,9 @@ def _check_target(study: Study, vocab_size: int) -> None:
             f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
             f"{guess:.3f}, a perplexity of {vocab_size}"
         )
-        raise UserError(study.problem(("target", target.kind), message, "take a target below that"))
+        raise UserError(
+            study.problem(("target", target.kind), message, "take a target below that")
+        )
 
 
 def _loss_unit(study: Study) -> LossUnit:
@@ -253,12 +274,18 @@ def _loss_unit(study: Study) -> LossUnit:
         units.setdefault(unit, arm.name)
     if len(units) > 1:
         names = [f"{UNIT_NAMES[unit]} (arm '{name}')" for unit, name in units.items()]
-        raise UserError(f"the losses are in {' and in '.join(names)}", hint="trainer.metrics.unit names it")
+        raise UserError(
+            f"the losses are in {' and in '.join(names)}",
+            hint="trainer.metrics.unit names it",
+        )
     return next(iter(units))
 
 
 def _identify_all(
-    study: Study, identify: Callable[[DataConfig], DataIdentity] | None, *, without_data: bool
+    study: Study,
+    identify: Callable[[DataConfig], DataIdentity] | None,
+    *,
+    without_data: bool,
 ) -> tuple[dict[DataConfig | None, DataIdentity], tuple[Problem, ...]]:
     """Return the identity of each data section, and the faults found; None: of the data that a command reads.
 
@@ -271,7 +298,9 @@ def _identify_all(
     problems: dict[Problem, None] = {}
     for data in dict.fromkeys(map(_data_of, study.arms)):
         if data is None:
-            identities[data] = identity.DataIdentity(digest=THE_COMMANDS, vocab_size=10**15, num_bytes=0)
+            identities[data] = identity.DataIdentity(
+                digest=THE_COMMANDS, vocab_size=10**15, num_bytes=0
+            )
             continue
         try:
             identities[data] = identify(data)
@@ -281,7 +310,9 @@ def _identify_all(
             if not vocab_size and data.tokenizer == "bytes":
                 vocab_size = identity.BYTES_VOCABULARY
             without_data = without_data and vocab_size > 0
-            identities[data] = identity.DataIdentity(digest="", vocab_size=vocab_size, num_bytes=0)
+            identities[data] = identity.DataIdentity(
+                digest="", vocab_size=vocab_size, num_bytes=0
+            )
     if problems and not without_data:
         raise UserError(*problems)
     return identities, tuple(problems)
@@ -294,7 +325,11 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
             message = f"arm '{name}' is the same as arm '{same}'"
-            yield Problem(file=study.shown_path, what=message, hint="their data have the same content")
+            yield Problem(
+                file=study.shown_path,
+                what=message,
+                hint="their data have the same content",
+            )
 
 
 def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
@@ -305,16 +340,17 @@ def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Pr
             expected = baseline_settings[setting]
             if setting in study.waive or not value or not expected or value == expected:
                 continue
-            message = (
-                f"arm '{arm.name}' differs from the baseline in {setting}: expected {expected}, got {value}"
-            )
+            message = f"arm '{arm.name}' differs from the baseline in {setting}: expected {expected}, got {value}"
             hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
             yield study.problem(study.where(arm, setting), message, hint)
 
 
 def _compared_settings(arm: PlannedArm) -> dict[Setting, str | None]:
     config = arm.config
-    plain = vars(config) | {"data": vars(config.data), "training": vars(config.training)}
+    plain = vars(config) | {
+        "data": vars(config.data),
+        "training": vars(config.training),
+    }
     return {
         **configured(plain),
         "data": config.data_digest[:12],
@@ -346,5 +382,7 @@ def _settings_of(name: str, section: Any) -> dict[str, Any]:
     settings = {}
     for field in fields(section):
         value = getattr(section, field.name)
-        settings[f"{name}.{field.name}"] = _PLAIN.dump_python(value, exclude_defaults=True)
+        settings[f"{name}.{field.name}"] = _PLAIN.dump_python(
+            value, exclude_defaults=True
+        )
     return settings

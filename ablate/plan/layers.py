@@ -48,7 +48,9 @@ class OwnCode:
         self._code = cache(code_digest)
         self._outlines: dict[tuple[ModelConfig, int, int], Outline] = {}
 
-    def read(self, arm: ResolvedArm, vocab_size: int) -> tuple[str | None, Outline | None]:
+    def read(
+        self, arm: ResolvedArm, vocab_size: int
+    ) -> tuple[str | None, Outline | None]:
         """Hash an arm's own code and its model's files, and outline its model, checked against its recipe.
 
         The hash is None for an arm with neither, the outline for a built-in model.
@@ -65,14 +67,22 @@ class OwnCode:
             from ablate.models.custom_models import outline
 
             with self._at(arm, "model"):
-                self._outlines[key] = outline(model, vocab_size=vocab_size, seq_len=arm.training.seq_len)
+                self._outlines[key] = outline(
+                    model, vocab_size=vocab_size, seq_len=arm.training.seq_len
+                )
         outlined = self._outlines[key]
-        self._refuse(arm, "allow", coverage_faults(arm.recipe, outlined.matrices, allow=model.allow))
+        self._refuse(
+            arm,
+            "allow",
+            coverage_faults(arm.recipe, outlined.matrices, allow=model.allow),
+        )
         misfits = [
             *layer_misfits(arm.recipe, outlined.layers),
             *phase_misfits(arm.recipe, arm.training.tokens),
         ]
-        self._refuse(arm, "recipe", [(misfit.message, misfit.hint) for misfit in misfits])
+        self._refuse(
+            arm, "recipe", [(misfit.message, misfit.hint) for misfit in misfits]
+        )
         return digest, outlined
 
     def _digest(self, arm: ResolvedArm) -> str | None:
@@ -91,10 +101,17 @@ class OwnCode:
         elif arm.trainer is not None:
             with self._at(arm, "trainer"):
                 digests.append(self._code(arm.trainer))
-        return hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
+        return (
+            hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
+        )
 
-    def _refuse(self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]) -> None:
-        problems = [Problem(what=f"{message}; arm '{arm.name}'", hint=hint) for message, hint in faults]
+    def _refuse(
+        self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]
+    ) -> None:
+        problems = [
+            Problem(what=f"{message}; arm '{arm.name}'", hint=hint)
+            for message, hint in faults
+        ]
         if problems:
             with self._at(arm, part):
                 raise UserError(*problems)
@@ -107,7 +124,9 @@ class OwnCode:
         except UserError as error:
             place = self._study.where(arm, part)
             problems = [
-                problem if problem.file else self._study.problem(place, problem.what, problem.hint)
+                problem
+                if problem.file
+                else self._study.problem(place, problem.what, problem.hint)
                 for problem in error.problems
             ]
             raise UserError(*problems) from error
@@ -122,13 +141,19 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     if study.diagnostics is None:
         return
     problems = []
-    known = list(dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers))
-    patterns = [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
+    known = list(
+        dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers)
+    )
+    patterns = (
+        [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
+    )
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
             message = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            problems.append(study.problem(("diagnostics", "layers", index), message, hint))
+            problems.append(
+                study.problem(("diagnostics", "layers", index), message, hint)
+            )
     if problems:
         raise UserError(*problems)
 
@@ -147,14 +172,20 @@ class LayerGroup:
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
-def layer_groups(recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int) -> list[LayerGroup]:
+def layer_groups(
+    recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int
+) -> list[LayerGroup]:
     """Group a model's layers by recipe, over the whole budget, and by role, in the order of the model."""
     members: dict[tuple[str, str | None], list[LayerPlace]] = {}
     for place in layer_places(layers).values():
-        members.setdefault((_recipe_text(recipe, place, total_tokens), place.role), []).append(place)
+        members.setdefault(
+            (_recipe_text(recipe, place, total_tokens), place.role), []
+        ).append(place)
     texts = list(dict.fromkeys(text for text, _ in members))
     groups = [
-        LayerGroup(names=_with_ranges(places), count=len(places), recipe=text, role=role)
+        LayerGroup(
+            names=_with_ranges(places), count=len(places), recipe=text, role=role
+        )
         for (text, role), places in members.items()
     ]
     return sorted(groups, key=lambda group: texts.index(group.recipe))
@@ -173,11 +204,15 @@ def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
     """Name layers by kind, blocks as ranges, experts in short: ``blocks.0-3.ffn.experts.*.down``."""
     blocks_of: dict[str, set[int]] = {}
     for place in members:
-        kind = _NUMBER.sub("*", _NUMBER.sub("{}", place.name, count=1))  # the first is the block
+        kind = _NUMBER.sub(
+            "*", _NUMBER.sub("{}", place.name, count=1)
+        )  # the first is the block
         blocks = blocks_of.setdefault(kind, set())
         if place.block is not None:
             blocks.add(place.block)
-    return tuple(kind.format(_ranges(sorted(blocks))) for kind, blocks in blocks_of.items())
+    return tuple(
+        kind.format(_ranges(sorted(blocks))) for kind, blocks in blocks_of.items()
+    )
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -188,4 +223,6 @@ def _ranges(numbers: list[int]) -> str:
             ranges[-1].append(number)
         else:
             ranges.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)
+    return ",".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges
+    )

@@ -107,7 +107,12 @@ class Advice:
 
 
 def advise(
-    plan: Plan, runs: Sequence[PilotRun], progress: StudyProgress, *, cores: int, emulated: bool = False
+    plan: Plan,
+    runs: Sequence[PilotRun],
+    progress: StudyProgress,
+    *,
+    cores: int,
+    emulated: bool = False,
 ) -> Advice:
     """Say what the baseline's runs mean for the study.
 
@@ -144,7 +149,11 @@ def advise(
         spread=spread,
         needed=needed,
         seconds=estimate(plan, progress, cores=cores).wall_seconds,
-        slower={name: speeds[base.name] / speed for name, speed in speeds.items() if base.name in speeds},
+        slower={
+            name: speeds[base.name] / speed
+            for name, speed in speeds.items()
+            if base.name in speeds
+        },
         emulated=emulated,
         may_end_sooner=plan.stop is not None,
     )
@@ -154,7 +163,9 @@ def _without_advice(runs: Sequence[PilotRun]) -> str | None:
     """Return why the runs say nothing; None if they do."""
     for run in runs:
         if run.diverged:
-            return f"seed {run.seed} diverged: lower the learning rate, or warm up longer"
+            return (
+                f"seed {run.seed} diverged: lower the learning rate, or warm up longer"
+            )
         if len(run.tokens) < _FEWEST_EVALS:
             return f"seed {run.seed} has {len(run.tokens)} evaluations: evaluate more often"
     return None
@@ -164,30 +175,48 @@ def _spread(reached: Reached, *, is_paired: bool) -> Spread:
     first, second = reached.tokens.values()
     over_runs = abs(math.log(first / second)) / math.sqrt(2)
     over_pairs = max(SPREAD, PAIRED * over_runs)
-    return Spread(runs=over_runs, pairs=over_pairs if is_paired else math.sqrt(2) * over_pairs / PAIRED)
+    return Spread(
+        runs=over_runs,
+        pairs=over_pairs if is_paired else math.sqrt(2) * over_pairs / PAIRED,
+    )
 
 
-def _reached(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun], loss: float) -> Reached | None:
+def _reached(
+    plan: Plan, base: PlannedArm, runs: Sequence[PilotRun], loss: float
+) -> Reached | None:
     """Count as the report does when the runs reach a loss; None if one of them does not."""
     origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
-    spans = () if base.config.recipe.later else steady_spans(asdict(base.config.training))
+    spans = (
+        () if base.config.recipe.later else steady_spans(asdict(base.config.training))
+    )
     tokens: dict[int, float] = {}
     for run in runs:
         fit = LocalFit(tokens=run.tokens, loss=run.val_loss, spans=spans)
         (outcome,) = outcomes(
-            tokens=run.tokens, loss=run.val_loss, seed=run.seed, targets=(loss,), rule=rule, fit=fit
+            tokens=run.tokens,
+            loss=run.val_loss,
+            seed=run.seed,
+            targets=(loss,),
+            rule=rule,
+            fit=fit,
         )
         outcome = outcome.after(origin)
         if not outcome.exact:
             return None
         tokens[run.seed] = outcome.high
-    return Reached(val_loss=loss, tokens=tokens, room=(end_of_all - origin) / max(tokens.values()) - 1)
+    return Reached(
+        val_loss=loss,
+        tokens=tokens,
+        room=(end_of_all - origin) / max(tokens.values()) - 1,
+    )
 
 
 def _counted(base: PlannedArm) -> tuple[int, int]:
     """Return the tokens from which costs count, and those until which crossings do: then the rate decays."""
-    return 0 if base.fork is None else base.fork.tokens, decay_begins(base.config.training) or base.tokens
+    return 0 if base.fork is None else base.fork.tokens, decay_begins(
+        base.config.training
+    ) or base.tokens
 
 
 def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached | None:
@@ -195,7 +224,10 @@ def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached |
     origin, end = _counted(base)
     for share in SHARES:
         log_tokens = math.log(origin + share * (end - origin))
-        losses = [float(np.interp(log_tokens, np.log(run.tokens), run.val_loss)) for run in runs]
+        losses = [
+            float(np.interp(log_tokens, np.log(run.tokens), run.val_loss))
+            for run in runs
+        ]
         loss = math.ceil(max(losses) * 1000) / 1000
         if loss < math.log(base.config.vocab_size):
             reached = _reached(plan, base, runs, loss)
@@ -204,7 +236,9 @@ def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached |
     return None
 
 
-def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> Iterator[SeedsFor]:
+def _needed(
+    plan: Plan, spread: float, progress: StudyProgress, cores: int
+) -> Iterator[SeedsFor]:
     """Yield how many seeds find each size of effect, and how long the study takes with them."""
     arms = max(1, len(plan.arms) - 1)
     costs = {
@@ -212,11 +246,17 @@ def _needed(plan: Plan, spread: float, progress: StudyProgress, cores: int) -> I
         for seeds in range(2, MOST_SEEDS + 1)
     }
     for cost in COSTS:
-        enough = [seeds for seeds, least in costs.items() if least is not None and least <= cost]
+        enough = [
+            seeds
+            for seeds, least in costs.items()
+            if least is not None and least <= cost
+        ]
         if not enough:
             yield SeedsFor(cost=cost, seeds=None, seconds=None)
             continue
-        seconds = estimate(_with_seeds(plan, enough[0]), progress, cores=cores).wall_seconds
+        seconds = estimate(
+            _with_seeds(plan, enough[0]), progress, cores=cores
+        ).wall_seconds
         yield SeedsFor(cost=cost, seeds=enough[0], seconds=seconds)
 
 
@@ -224,7 +264,10 @@ def _with_seeds(plan: Plan, seeds: int) -> Plan:
     """Return the plan with so many seeds; runs beyond the planned ones are still to do."""
     arms = []
     for arm in plan.arms:
-        more = [LockedRun(id=f"{arm.name} {seed}", seed=seed) for seed in range(len(arm.runs), seeds)]
+        more = [
+            LockedRun(id=f"{arm.name} {seed}", seed=seed)
+            for seed in range(len(arm.runs), seeds)
+        ]
         arms.append(replace(arm, runs=(*arm.runs[:seeds], *more)))
     return replace(plan, arms=tuple(arms))
 

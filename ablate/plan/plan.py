@@ -75,12 +75,18 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
     Empty if no two runs of the plan can have their first steps in common.
     """
-    changes = any(arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms)
+    changes = any(
+        arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms
+    )
     replays = any(arm.config.replayed for arm in plan.arms)
     if plan.missing or plan.diagnostics is not None or replays or not changes:
         return []
-    pairs = sorted(plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None))
-    return [(run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs]
+    pairs = sorted(
+        plan.runs(), key=lambda pair: (pair[1].seed, pair[0].config.fork is not None)
+    )
+    return [
+        (run.id, arm.config.with_seed(run.seed), arm.resources) for arm, run in pairs
+    ]
 
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
@@ -88,7 +94,9 @@ def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ..
     if not config.data_digest:
         return tuple(LockedRun(id="", seed=seed) for seed in seeds)
     ids = run_ids(config, seeds)
-    return tuple(LockedRun(id=run_id, seed=seed) for run_id, seed in zip(ids, seeds, strict=True))
+    return tuple(
+        LockedRun(id=run_id, seed=seed) for run_id, seed in zip(ids, seeds, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

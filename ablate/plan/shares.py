@@ -58,24 +58,40 @@ def this_machine() -> tuple[Machine, ...]:
 
     if not torch.cuda.is_available():
         return (Machine(cores=cores),)
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    devices = [
+        torch.cuda.get_device_properties(index)
+        for index in range(torch.cuda.device_count())
+    ]
     smallest = min(devices, key=lambda device: device.total_memory)
-    machine = Machine(cores=cores, gpus=len(devices), gpu_name=smallest.name, gpu_bytes=smallest.total_memory)
+    machine = Machine(
+        cores=cores,
+        gpus=len(devices),
+        gpu_name=smallest.name,
+        gpu_bytes=smallest.total_memory,
+    )
     return (machine,)
 
 
-def decided(config: ArmConfig, resources: ResourcesConfig, machines: Machines) -> ResourcesConfig:
+def decided(
+    config: ArmConfig, resources: ResourcesConfig, machines: Machines
+) -> ResourcesConfig:
     """Return the resources with a number in place of ``auto``; it suits each machine that has a GPU."""
     if resources.gpus != AUTO:
         return resources
-    at_once = [_runs_at_once(config, resources, machine) for machine in machines() if machine.gpus]
+    at_once = [
+        _runs_at_once(config, resources, machine)
+        for machine in machines()
+        if machine.gpus
+    ]
     if not at_once:
         return replace(resources, gpus=0)
     share = math.floor(_RAYS_DIGITS / min(at_once)) / _RAYS_DIGITS
     return replace(resources, gpus=share)
 
 
-def _runs_at_once(config: ArmConfig, resources: ResourcesConfig, machine: Machine) -> int:
+def _runs_at_once(
+    config: ArmConfig, resources: ResourcesConfig, machine: Machine
+) -> int:
     size = run_bytes(config, resources, machine.gpu_name)
     if size is None or resources.devices_per_run > 1:
         return 1
@@ -84,7 +100,9 @@ def _runs_at_once(config: ArmConfig, resources: ResourcesConfig, machine: Machin
     return max(1, min(by_memory, by_cores, MOST_RUNS))
 
 
-def run_bytes(config: ArmConfig, resources: ResourcesConfig, gpu_name: str) -> int | None:
+def run_bytes(
+    config: ArmConfig, resources: ResourcesConfig, gpu_name: str
+) -> int | None:
     """Model the memory that a run takes of a GPU, with a margin; None for the user's own code."""
     if config.trainer is not None or not config.model.is_built_in:
         return None
@@ -94,24 +112,36 @@ def run_bytes(config: ArmConfig, resources: ResourcesConfig, gpu_name: str) -> i
     return round(tensors / FITS_SHARE) + CONTEXT_BYTES
 
 
-def sharing_text(study: Study, arms: Iterable[PlannedArm], machines: Machines) -> str | None:
+def sharing_text(
+    study: Study, arms: Iterable[PlannedArm], machines: Machines
+) -> str | None:
     """Say how many runs a GPU has at a time, and what each takes of it.
 
     None where no run has a GPU, and where the study asks for whole ones.
     """
-    on_gpu = [arm for arm in arms if arm.resources.num_gpus and arm.resources.devices_per_run == 1]
+    on_gpu = [
+        arm
+        for arm in arms
+        if arm.resources.num_gpus and arm.resources.devices_per_run == 1
+    ]
     shares = {arm.resources.num_gpus for arm in on_gpu}
     if not shares or (min(shares) >= 1 and not is_auto(study)):
         return None
     most = math.floor(1 / min(1, *shares))
-    text = "1 run at a time on each GPU" if most == 1 else f"{most} runs at a time on each GPU"
+    text = (
+        "1 run at a time on each GPU"
+        if most == 1
+        else f"{most} runs at a time on each GPU"
+    )
     if len(shares) > 1:
         text = f"up to {text}"
     known = [machine for machine in machines() if machine.gpu_bytes]
     if not known:
         return text
     machine = min(known, key=lambda machine: machine.gpu_bytes)
-    sizes = [run_bytes(arm.config, arm.resources, machine.gpu_name) or 0 for arm in on_gpu]
+    sizes = [
+        run_bytes(arm.config, arm.resources, machine.gpu_name) or 0 for arm in on_gpu
+    ]
     if any(sizes):
         text += f", {max(sizes) / 1e9:.1f} of {machine.gpu_bytes / 1e9:.0f} GB each"
     return f"{text} ({machine.gpu_name})"

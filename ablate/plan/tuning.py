@@ -33,24 +33,39 @@ if TYPE_CHECKING:
 def with_search(plan: Plan, tune: Tune) -> Plan:
     """Add to a plan the search before its seeds."""
     training = TrainingConfig(**plan.training | {"tokens": tune.budget})
-    groups = [replace(group, fingerprint=_fingerprint(plan, tune, group)) for group in tune.groups]
-    return replace(plan, tuning=replace(tune, tokens=plan_steps(training).tokens, groups=tuple(groups)))
+    groups = [
+        replace(group, fingerprint=_fingerprint(plan, tune, group))
+        for group in tune.groups
+    ]
+    return replace(
+        plan,
+        tuning=replace(tune, tokens=plan_steps(training).tokens, groups=tuple(groups)),
+    )
 
 
 def _fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
     """Hash a group's search: the ids of its first trial's runs, the values that it may try, and how."""
     ids = trial_ids(plan, tune, group, group.shared)
-    fields = {name: [type(field).__name__, asdict(field)] for name, field in tune.fields.items()}
+    fields = {
+        name: [type(field).__name__, asdict(field)]
+        for name, field in tune.fields.items()
+    }
     content = [ids, fields, tune.sampler, tune.at_once, tune.prune]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def trial_ids(plan: Plan, tune: Tune, group: GroupTuning, values: dict[str, Any]) -> list[str]:
+def trial_ids(
+    plan: Plan, tune: Tune, group: GroupTuning, values: dict[str, Any]
+) -> list[str]:
     """List the ids of a group's runs in the trial with these values."""
-    return [run.id for arm in _trial_arms(plan, tune, group, 0, values) for run in arm.runs]
+    return [
+        run.id for arm in _trial_arms(plan, tune, group, 0, values) for run in arm.runs
+    ]
 
 
-def trial_plan(plan: Plan, tune: Tune, trials: Iterable[tuple[str, int, dict[str, Any]]]) -> Plan:
+def trial_plan(
+    plan: Plan, tune: Tune, trials: Iterable[tuple[str, int, dict[str, Any]]]
+) -> Plan:
     """Plan the trials' study: for each trial (group, number, values) the arms of its group.
 
     They have these values, and the trials' budget and seeds.
@@ -106,7 +121,9 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
                 differs=arm.differs_at(shared, group.chosen),
             )
     names = {arm.name: tuned_arms.get(arm.name, arm).name for arm in plan.arms}
-    return replace(plan, tuning=replace(tune, tuned=names), arms=(*plan.arms, *tuned_arms.values()))
+    return replace(
+        plan, tuning=replace(tune, tuned=names), arms=(*plan.arms, *tuned_arms.values())
+    )
 
 
 def known_plan(plan: Plan, store: StudyStore) -> Plan:
@@ -124,10 +141,14 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
     asked = [(group.name, group.fingerprint) for group in tune.groups]
     if not known_groups.keys() >= set(asked):
         return plan
-    return tuned_plan(plan, replace(tune, done=True, groups=tuple(known_groups[key] for key in asked)))
+    return tuned_plan(
+        plan, replace(tune, done=True, groups=tuple(known_groups[key] for key in asked))
+    )
 
 
-def _at_values(arm: PlannedArm, values: Mapping[str, Any], seeds: Sequence[int]) -> PlannedArm:
+def _at_values(
+    arm: PlannedArm, values: Mapping[str, Any], seeds: Sequence[int]
+) -> PlannedArm:
     """Change an arm's values of training, and with them its runs."""
     training = replace(arm.config.training, **values)
     config = replace(arm.config, training=training)
@@ -150,7 +171,9 @@ def values_text(values: Mapping[str, Any]) -> str:
 def range_text(field: Range | Choices) -> str:
     """Return the values to try as text: ``0.0005 to 0.016 (log)``, or ``0 or 0.1``."""
     if isinstance(field, Range):
-        return f"{_text(field.low)} to {_text(field.high)}{' (log)' if field.log else ''}"
+        return (
+            f"{_text(field.low)} to {_text(field.high)}{' (log)' if field.log else ''}"
+        )
     return " or ".join(_text(value) for value in field.values)
 
 

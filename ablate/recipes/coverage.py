@@ -48,7 +48,9 @@ class WeightMatrix:
 
     def named_by(self, patterns: Collection[str]) -> bool:
         """Whether a shell pattern matches one of its names."""
-        return any(fnmatchcase(name, pattern) for name in self.names for pattern in patterns)
+        return any(
+            fnmatchcase(name, pattern) for name in self.names for pattern in patterns
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +84,36 @@ class Coverage:
     @property
     def out_of_reach(self) -> tuple[str, ...]:
         """The names of the matrices that no recipe reaches."""
-        return tuple(matrix.name for matrix in self.matrices if matrix.out_of_reach is not None)
+        return tuple(
+            matrix.name for matrix in self.matrices if matrix.out_of_reach is not None
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data: per GEMM the matrices and share of FLOPs in low precision, and ``uncovered``."""
         content: dict[str, Any] = {"matrices": len(self.matrices)}
         for gemm in GEMMS:
-            content[gemm] = {"matrices": self.count(gemm), "flops_share": self.share(gemm)}
+            content[gemm] = {
+                "matrices": self.count(gemm),
+                "flops_share": self.share(gemm),
+            }
         content["uncovered"] = dict(self.uncovered)
         return content
 
     def __str__(self) -> str:
         by_share: dict[tuple[int, float], list[str]] = {}
         for gemm in GEMMS:
-            by_share.setdefault((self.count(gemm), self.share(gemm)), []).append(gemm.capitalize())
+            by_share.setdefault((self.count(gemm), self.share(gemm)), []).append(
+                gemm.capitalize()
+            )
         total = _number(self.matrices)
         lines = []
         for (count, share), gemms in by_share.items():
-            lines.append(f"{', '.join(gemms)}: {count} of {total} in low precision, {share:.1%} of the FLOPs")
-        lines += [f"  not {text}" for text in _with_reasons(self.matrices, self.uncovered)]
+            lines.append(
+                f"{', '.join(gemms)}: {count} of {total} in low precision, {share:.1%} of the FLOPs"
+            )
+        lines += [
+            f"  not {text}" for text in _with_reasons(self.matrices, self.uncovered)
+        ]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -153,12 +166,18 @@ def _reason(recipe: Recipe, matrix: WeightMatrix) -> str:
     """Say why a matrix within reach has no GEMM in low precision."""
     if not recipe.is_ever_low:
         return "the recipe is in high precision"
-    return _BY_DEFAULT if matrix.is_head else "a rule of the recipe keeps it in high precision"
+    return (
+        _BY_DEFAULT
+        if matrix.is_head
+        else "a rule of the recipe keeps it in high precision"
+    )
 
 
 def _notes(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[str]:
     policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
-    if any(policy.is_high_precision and policy.source == "forward" for policy in policies):
+    if any(
+        policy.is_high_precision and policy.source == "forward" for policy in policies
+    ):
         yield "a backward GEMM in high precision multiplies what Fprop multiplied, dequantised"
     if idle := idle_roles(recipe, places):
         yield f"no linear layer has the role {', '.join(idle)}"
@@ -191,11 +210,17 @@ def coverage_faults(
             hidden[matrix.name] = matrix
     if hidden and recipe.is_ever_low:
         reasons = _with_reasons(
-            hidden.values(), {name: str(matrix.out_of_reach) for name, matrix in hidden.items()}
+            hidden.values(),
+            {name: str(matrix.out_of_reach) for name, matrix in hidden.items()},
         )
         number = _number([*hidden.values()])
-        message = f"the recipe does not reach {number} of the model: {'; '.join(reasons)}"
-        yield message, f"if high precision is meant there: {key}{in_short(hidden, '{}')}"
+        message = (
+            f"the recipe does not reach {number} of the model: {'; '.join(reasons)}"
+        )
+        yield (
+            message,
+            f"if high precision is meant there: {key}{in_short(hidden, '{}')}",
+        )
 
 
 def _idle_patterns(
@@ -207,27 +232,44 @@ def _idle_patterns(
     names = [name for matrix in matrices for name in matrix.names]
     expected = f"expected {one_of(in_short(names, '{}'))}" if names else "there is none"
     for pattern in patterns:
-        if pattern != EVERYTHING and not any(fnmatchcase(name, pattern) for name in names):
-            yield f"{key}: '{pattern}' names no {kind}", likely(pattern, names, expected)
+        if pattern != EVERYTHING and not any(
+            fnmatchcase(name, pattern) for name in names
+        ):
+            yield (
+                f"{key}: '{pattern}' names no {kind}",
+                likely(pattern, names, expected),
+            )
 
 
-def _with_reasons(matrices: Iterable[WeightMatrix], reasons: Mapping[str, str]) -> list[str]:
+def _with_reasons(
+    matrices: Iterable[WeightMatrix], reasons: Mapping[str, str]
+) -> list[str]:
     """List the matrices that have a reason, grouped by reason."""
     groups: dict[str, list[str]] = {}
     for matrix in matrices:
         if matrix.name in reasons:
-            label = f"{matrix.name} (= {', '.join(matrix.also)})" if matrix.also else matrix.name
+            label = (
+                f"{matrix.name} (= {', '.join(matrix.also)})"
+                if matrix.also
+                else matrix.name
+            )
             groups.setdefault(reasons[matrix.name], []).append(label)
-    return [f"{', '.join(in_short(labels))}: {reason}" for reason, labels in groups.items()]
+    return [
+        f"{', '.join(in_short(labels))}: {reason}" for reason, labels in groups.items()
+    ]
 
 
 def in_short(names: Iterable[str], form: str = "{} ({})") -> list[str]:
     """Group names that differ in numbers alone, as ``layers.*.mixing (12)``; ``form``: pattern and number."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        pattern = name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        pattern = (
+            name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+        )
         groups.setdefault(pattern, []).append(name)
     labels = []
     for pattern, members in groups.items():
-        labels.append(members[0] if len(members) == 1 else form.format(pattern, len(members)))
+        labels.append(
+            members[0] if len(members) == 1 else form.format(pattern, len(members))
+        )
     return labels

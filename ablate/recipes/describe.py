@@ -26,7 +26,11 @@ _ROUNDING = {
     "stochastic_8bit": " SR8",
     "stochastic_rocm": " SR(rocm)",
 }
-_SOURCE = {"high_precision": "", "forward": " from Fprop", "forward_bf16": " from Fprop in bf16"}
+_SOURCE = {
+    "high_precision": "",
+    "forward": " from Fprop",
+    "forward_bf16": " from Fprop in bf16",
+}
 
 
 def _operand(policy: OperandPolicy) -> str:
@@ -37,7 +41,10 @@ def _operand(policy: OperandPolicy) -> str:
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
     # A bare SR means Tseng's prescale of 3/4 under that paper's scale rule, and no prescale under others.
-    is_tseng = (policy.format, policy.scale) == ("mxfp4", "floor") and policy.rounding != "stochastic_rocm"
+    is_tseng = (policy.format, policy.scale) == (
+        "mxfp4",
+        "floor",
+    ) and policy.rounding != "stochastic_rocm"
     if policy.is_stochastic and policy.prescale != (0.75 if is_tseng else 1.0):
         label += f"×{policy.prescale:.3g}"
     if policy.undo == "operand":
@@ -68,7 +75,9 @@ def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> st
     groups: dict[str, list[str]] = {}
     for gemm in GEMMS:
         if before is None or recipe.gemm(gemm) != before.gemm(gemm):
-            groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(gemm.capitalize())
+            groups.setdefault(describe_gemm(recipe.gemm(gemm)), []).append(
+                gemm.capitalize()
+            )
     if len(groups) == 1 and len(next(iter(groups.values()))) == len(GEMMS):
         return next(iter(groups))
     return "; ".join(f"{'+'.join(names)} {label}" for label, names in groups.items())
@@ -84,7 +93,9 @@ def describe_place(rule: LayerRule) -> str:
         ends.append("the last" if rule.last == 1 else f"the last {last}")
     parts = []
     if ends:
-        parts.append(f"{' and '.join(ends)} {'block' if rule.first + rule.last == 1 else 'blocks'}")
+        parts.append(
+            f"{' and '.join(ends)} {'block' if rule.first + rule.last == 1 else 'blocks'}"
+        )
     if rule.head:
         parts.append("the head")
     if rule.role:
@@ -104,7 +115,9 @@ def describe(recipe: Recipe) -> str:
     elif rules:
         parts.append(f"{len(rules)} rules")
     if len(phases) == 1:
-        parts.append(f"{describe_start(phases[0])} {describe_layer(phases[0].recipe, recipe) or 'the same'}")
+        parts.append(
+            f"{describe_start(phases[0])} {describe_layer(phases[0].recipe, recipe) or 'the same'}"
+        )
     elif phases:
         parts.append(f"{len(phases)} phases")
     if recipe.deoscillate is not None:

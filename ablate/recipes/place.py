@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ablate.recipes.policy import CONTRACTED, STORED, LayerRecipe, LayerRule, Phase, Recipe
+from ablate.recipes.policy import (
+    CONTRACTED,
+    STORED,
+    LayerRecipe,
+    LayerRule,
+    Phase,
+    Recipe,
+)
 from ablate.recipes.roles import role_of, words_of
 
 if TYPE_CHECKING:
@@ -43,7 +50,9 @@ def block_of(name: str) -> int | None:
 def places(names: Iterable[str], heads: Collection[str] = ()) -> dict[str, LayerPlace]:
     """Map each layer of a model to its place, in the given order; ``heads``: which of them are heads."""
     blocks = {name: block_of(name) for name in names}
-    num_blocks = max((block + 1 for block in blocks.values() if block is not None), default=0)
+    num_blocks = max(
+        (block + 1 for block in blocks.values() if block is not None), default=0
+    )
     layers = {}
     for name, block in blocks.items():
         is_head = name in heads
@@ -67,7 +76,11 @@ def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
     if place.block is None:
         return False
     # Rounded first: 0.15 · 20 is a little over 3 in binary, and is meant to be 3.
-    last = rule.last if rule.last >= 1 else math.ceil(round(rule.last * place.num_blocks, 6))
+    last = (
+        rule.last
+        if rule.last >= 1
+        else math.ceil(round(rule.last * place.num_blocks, 6))
+    )
     return place.block < rule.first or place.block >= place.num_blocks - last
 
 
@@ -82,7 +95,9 @@ def phases_of(recipe: Recipe, place: LayerPlace) -> tuple[Phase, ...]:
     return (Phase(from_tokens=0, recipe=default), *recipe.phases)
 
 
-def rule_faults(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[tuple[int | None, str, str]]:
+def rule_faults(
+    recipe: Recipe, places: Mapping[str, LayerPlace]
+) -> Iterator[tuple[int | None, str, str]]:
     """Yield (index, what is wrong, hint) for each rule that decides nothing in a model.
 
     Index None: all rules together leave no layer for the recipe itself, or in low precision. A role that no
@@ -93,14 +108,18 @@ def rule_faults(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[tu
     deciding: set[int] = set()
     is_left = False  # whether a layer in the blocks follows the recipe itself
     for place in places.values():
-        matching = [index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)]
+        matching = [
+            index for index, rule in enumerate(recipe.rules) if names_layer(rule, place)
+        ]
         named.update(matching)
         deciding.update(matching[:1])
         if not matching and not place.is_head:
             is_left = True
     for index, rule in enumerate(recipe.rules):
         layers = f"its layers are {names[0]} … {names[-1]}"
-        if rule.match is not None and not any(fnmatchcase(name, rule.match) for name in names):
+        if rule.match is not None and not any(
+            fnmatchcase(name, rule.match) for name in names
+        ):
             yield index, f"no layer of this model is called '{rule.match}'", layers
         elif (rule.first or rule.last) and not places[names[0]].num_blocks:
             yield index, "the model has no blocks of layers", layers
@@ -114,14 +133,26 @@ def rule_faults(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[tu
         message = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
         yield None, message, hint
-    if recipe.is_high_precision and recipe.is_ever_low and not _is_low_anywhere(recipe, places):
-        message = "no layer of this model has a role that the recipe sets in low precision"
-        yield None, message, f"no layer is {', '.join(idle_roles(recipe, places))}; bf16 says it"
+    if (
+        recipe.is_high_precision
+        and recipe.is_ever_low
+        and not _is_low_anywhere(recipe, places)
+    ):
+        message = (
+            "no layer of this model has a role that the recipe sets in low precision"
+        )
+        yield (
+            None,
+            message,
+            f"no layer is {', '.join(idle_roles(recipe, places))}; bf16 says it",
+        )
 
 
 def _is_low_anywhere(recipe: Recipe, places: Mapping[str, LayerPlace]) -> bool:
     for place in places.values():
-        if not all(phase.recipe.is_high_precision for phase in phases_of(recipe, place)):
+        if not all(
+            phase.recipe.is_high_precision for phase in phases_of(recipe, place)
+        ):
             return True
     return False
 
@@ -129,7 +160,11 @@ def _is_low_anywhere(recipe: Recipe, places: Mapping[str, LayerPlace]) -> bool:
 def idle_roles(recipe: Recipe, places: Mapping[str, LayerPlace]) -> list[str]:
     """Return the roles that rules of a recipe name and no layer of the model has."""
     known = {word for place in places.values() for word in words_of(place.role)}
-    return list(dict.fromkeys(role for rule in recipe.rules for role in rule.role if role not in known))
+    return list(
+        dict.fromkeys(
+            role for rule in recipe.rules for role in rule.role if role not in known
+        )
+    )
 
 
 def block_shape(policy: OperandPolicy) -> tuple[int, int]:
@@ -158,7 +193,11 @@ def token_group(recipe: LayerRecipe) -> int:
     groups = [1]
     for gemm, operand, policy in recipe.operands():
         if operand != "w":
-            groups.append(group_size(policy) if CONTRACTED[gemm] == "M" else block_shape(policy)[0])
+            groups.append(
+                group_size(policy)
+                if CONTRACTED[gemm] == "M"
+                else block_shape(policy)[0]
+            )
     return max(groups)
 
 
@@ -179,11 +218,16 @@ def features_fault(
         needs = {CONTRACTED[gemm]: group_size(policy), other: block_shape(policy)[0]}
         for letter, (size, side) in sizes.items():
             if size % (divisor := needs.get(letter, 1)):
-                message = f"{side} {size} of layer {name} is not a multiple of {divisor}"
+                message = (
+                    f"{side} {size} of layer {name} is not a multiple of {divisor}"
+                )
                 return f"{message}, as {gemm.capitalize()} needs it", size, divisor
     return None
 
 
 def row_group(recipe: LayerRecipe) -> int:
     """Return the number that must divide a layer's rows: the largest block or group of its operands."""
-    return max(max(block_shape(policy)[0], group_size(policy)) for _, _, policy in recipe.operands())
+    return max(
+        max(block_shape(policy)[0], group_size(policy))
+        for _, _, policy in recipe.operands()
+    )

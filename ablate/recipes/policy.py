@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
-OPERANDS: dict[Gemm, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+OPERANDS: dict[Gemm, tuple[str, str]] = {
+    "fprop": ("x", "w"),
+    "dgrad": ("dy", "w"),
+    "wgrad": ("dy", "x"),
+}
 """The left and right operands of each GEMM."""
 STORED: dict[str, str] = {"x": "MK", "w": "NK", "dy": "MN"}
 """The stored shape of each tensor: tokens M, out-features N, in-features K."""
@@ -65,7 +69,12 @@ BLOCKS: dict[str, tuple[str, ...]] = {
 }
 """The block layouts of each format with block scales; the first is the default."""
 
-NO_ROTATION: dict[str, Any] = {"hadamard": 0, "signs": "none", "permute": False, "rotated_bf16": False}
+NO_ROTATION: dict[str, Any] = {
+    "hadamard": 0,
+    "signs": "none",
+    "permute": False,
+    "rotated_bf16": False,
+}
 """All keys of a rotation, as they are without one."""
 _CLOSED = ConfigDict(extra="forbid")
 
@@ -120,18 +129,28 @@ class OperandPolicy:
     def _fault(self) -> str | None:
         scales = SCALES[self.format]
         if self.scale not in scales:
-            return f"scale '{self.scale}' on {self.format} (it takes {', '.join(scales)})"
+            return (
+                f"scale '{self.scale}' on {self.format} (it takes {', '.join(scales)})"
+            )
         blocks = BLOCKS.get(self.format, ("none",))
         if self.block not in blocks:
-            return f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
-        if self.is_high_precision and (self.rounding != "nearest" or self.prescale != 1.0 or self.mask):
-            return f"rounding, prescale or mask on {self.format}, which is high precision"
+            return (
+                f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
+            )
+        if self.is_high_precision and (
+            self.rounding != "nearest" or self.prescale != 1.0 or self.mask
+        ):
+            return (
+                f"rounding, prescale or mask on {self.format}, which is high precision"
+            )
         if self.is_high_precision and self.source == "forward_bf16":
             return f"source 'forward_bf16' on {self.format}: 'forward' says it"
         if not 0 < self.prescale <= 1:
             return f"prescale {self.prescale} (above 0, at most 1)"
         if self.prescale != 1.0 and not self.is_stochastic:
-            message = "with nearest rounding (it keeps stochastic rounding from clipping)"
+            message = (
+                "with nearest rounding (it keeps stochastic rounding from clipping)"
+            )
             return f"prescale {self.prescale} {message}"
         if self.prescale != 1.0 and self.block == "none":
             return f"prescale {self.prescale} with scale '{self.scale}' (it is of blocks of 16 or 32)"
@@ -140,7 +159,9 @@ class OperandPolicy:
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
             return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
         rule = self.scale_rule
-        if rule.is_stochastic and (self.is_stochastic or self.block != "1x16" or not self.hadamard):
+        if rule.is_stochastic and (
+            self.is_stochastic or self.block != "1x16" or not self.hadamard
+        ):
             needs = "a Hadamard, nearest elements (its scales are stochastic) and block 1x16"
             return f"scale '{self.scale}' needs {needs}"
         if rule.is_delayed and self.hadamard:
@@ -153,7 +174,9 @@ class OperandPolicy:
             if not self.hadamard and getattr(self, name) != without:
                 return f"{name} without a Hadamard"
         if self.mask and self.format != "mxfp4":
-            return f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
+            return (
+                f"mask on {self.format} (it is that of a clipped mxfp4 forward operand)"
+            )
         return None
 
     @property
@@ -169,7 +192,11 @@ class OperandPolicy:
     @property
     def is_untouched(self) -> bool:
         """Whether the operand enters its GEMM in bf16, neither rounded nor rotated."""
-        return self.format == "bf16" and not self.hadamard and self.source == "high_precision"
+        return (
+            self.format == "bf16"
+            and not self.hadamard
+            and self.source == "high_precision"
+        )
 
     @property
     def is_stochastic(self) -> bool:
@@ -179,7 +206,9 @@ class OperandPolicy:
     @property
     def draws_anew(self) -> bool:
         """Whether it draws random numbers anew for each step or forward pass."""
-        rotates_anew = self.signs in ("step", "call", "backward") or (self.permute and self.signs == "none")
+        rotates_anew = self.signs in ("step", "call", "backward") or (
+            self.permute and self.signs == "none"
+        )
         return self.is_stochastic or rotates_anew or self.scale_rule.is_stochastic
 
     @property
@@ -202,7 +231,9 @@ class OperandPolicy:
         """
         rule = self.scale_rule
         is_drawn = self.is_stochastic or rule.is_stochastic
-        return not (self.is_high_precision or is_drawn or rule.is_delayed or self.hadamard)
+        return not (
+            self.is_high_precision or is_drawn or rule.is_delayed or self.hadamard
+        )
 
 
 HIGH_PRECISION = OperandPolicy()
@@ -225,13 +256,13 @@ class GemmPolicy:
             left = getattr(self.left, name)
             right = getattr(self.right, name)
             if left != right:
-                message = (
-                    f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
-                )
+                message = f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
                 raise ValueError(message)
         if self.accumulate == "blackwell" and not self.is_nvfp4:
             message = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
-            raise ValueError(f"{message} and {self.right.format}, and no undo 'operand'")
+            raise ValueError(
+                f"{message} and {self.right.format}, and no undo 'operand'"
+            )
 
     @property
     def is_nvfp4(self) -> bool:
@@ -262,8 +293,13 @@ class LayerRecipe:
     def _fault(self) -> str | None:
         forward = self.fprop.right
         backward = self.dgrad.right
-        is_square = forward.block in ("32x32", "16x16") or forward.scale_rule.outer == "128x128"
-        is_shared = is_square and (backward.block, backward.scale) == (forward.block, forward.scale)
+        is_square = (
+            forward.block in ("32x32", "16x16") or forward.scale_rule.outer == "128x128"
+        )
+        is_shared = is_square and (backward.block, backward.scale) == (
+            forward.block,
+            forward.scale,
+        )
         if is_shared and (forward.hadamard or backward.hadamard):
             return (
                 "a square weight tile under a Hadamard: Fprop rotates it along in-features and Dgrad along "
@@ -286,10 +322,12 @@ class LayerRecipe:
             (self.fprop.left, self.wgrad.right, "x"),
             (self.fprop.right, self.dgrad.right, "w"),
         ):
-            if forward.mask and forward.hadamard and backward.source == "high_precision":
-                return (
-                    f"mask on fprop.{operand} under a Hadamard needs source 'forward' on its backward operand"
-                )
+            if (
+                forward.mask
+                and forward.hadamard
+                and backward.source == "high_precision"
+            ):
+                return f"mask on fprop.{operand} under a Hadamard needs source 'forward' on its backward operand"
         return None
 
     def gemm(self, name: Gemm) -> GemmPolicy:
@@ -318,13 +356,18 @@ Role = Literal[
 Roles = Annotated[
     tuple[Role, ...],
     BeforeValidator(
-        lambda value: (value,) if isinstance(value, str) else value, json_schema_input_type=Role | list[Role]
+        lambda value: (value,) if isinstance(value, str) else value,
+        json_schema_input_type=Role | list[Role],
     ),
 ]
 
 
 def _count_or_share(value: Any) -> Any:
-    if isinstance(value, str) and value.removesuffix("%").isdecimal() and value.endswith("%"):
+    if (
+        isinstance(value, str)
+        and value.removesuffix("%").isdecimal()
+        and value.endswith("%")
+    ):
         value = int(value[:-1]) / 100
     if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
         return value
@@ -335,7 +378,9 @@ CountOrShare = Annotated[
     int | float,
     BeforeValidator(
         _count_or_share,
-        json_schema_input_type=int | float | Annotated[str, StringConstraints(pattern="^[0-9]+%$")],
+        json_schema_input_type=int
+        | float
+        | Annotated[str, StringConstraints(pattern="^[0-9]+%$")],
     ),
 ]
 
@@ -344,16 +389,28 @@ CountOrShare = Annotated[
 class SomeLayers:
     """Layers chosen by name, by role, by position, or as the head. A share of the blocks is rounded up."""
 
-    match: str | None = key(None, "shell pattern on the layer's name, e.g. '*.ffn.down'")
-    role: Roles = key((), "one role or several, in any model, e.g. [attention, ffn.down]")
+    match: str | None = key(
+        None, "shell pattern on the layer's name, e.g. '*.ffn.down'"
+    )
+    role: Roles = key(
+        (), "one role or several, in any model, e.g. [attention, ffn.down]"
+    )
     first: int = key(0, "the first n blocks", ge=0, strict=True)
-    last: CountOrShare = key(0, "the last n blocks, or a share of them such as 15% or 0.15, rounded up")
+    last: CountOrShare = key(
+        0, "the last n blocks, or a share of them such as 15% or 0.15, rounded up"
+    )
     head: StrictBool = key(False, "the output head")
 
     def __post_init__(self) -> None:
         if not (self.match or self.role or self.first or self.last or self.head):
-            raise said("an entry of layers names none: give match, role, first, last or head", None, "match")
-        object.__setattr__(self, "role", tuple(sorted(set(self.role))))  # one id however it is written
+            raise said(
+                "an entry of layers names none: give match, role, first, last or head",
+                None,
+                "match",
+            )
+        object.__setattr__(
+            self, "role", tuple(sorted(set(self.role)))
+        )  # one id however it is written
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -368,7 +425,9 @@ class Later:
     """What begins later in the run; with neither key, at the start of the run."""
 
     from_tokens: int | None = key(None, "training tokens seen", ge=0, strict=True)
-    from_fraction: float | None = key(None, "share of the token budget", gt=0, lt=1, strict=True)
+    from_fraction: float | None = key(
+        None, "share of the token budget", gt=0, lt=1, strict=True
+    )
 
     def start(self, total_tokens: int | None) -> int:
         """Return the start in training tokens; ``total_tokens``: the budget, None if unknown.
@@ -379,7 +438,9 @@ class Later:
         if self.from_fraction is None:
             return self.from_tokens or 0
         if total_tokens is None:
-            raise ValueError("what starts at a fraction of the budget (from_fraction) needs total_tokens")
+            raise ValueError(
+                "what starts at a fraction of the budget (from_fraction) needs total_tokens"
+            )
         return round(self.from_fraction * total_tokens)
 
 
@@ -391,7 +452,9 @@ class Phase(Later):
 
     def __post_init__(self) -> None:
         if (self.from_tokens is None) == (self.from_fraction is None):
-            raise ValueError("a phase starts at from_tokens or at from_fraction: give one of them")
+            raise ValueError(
+                "a phase starts at from_tokens or at from_fraction: give one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -410,7 +473,9 @@ class Deoscillate(Later):
         strict=True,
         allow_inf_nan=False,
     )
-    snapshots: Literal["fp32", "bf16"] = key("fp32", "what the weights and their values are compared in")
+    snapshots: Literal["fp32", "bf16"] = key(
+        "fp32", "what the weights and their values are compared in"
+    )
 
     def __post_init__(self) -> None:
         if self.from_tokens is not None and self.from_fraction is not None:
@@ -442,7 +507,9 @@ class Recipe(Section, LayerRecipe):
         for part in self.parts:
             w = part.fprop.right
             if not w.is_high_precision and not w.has_fixed_grid:
-                rotation = f"a Hadamard of {w.hadamard}" if w.hadamard else "no Hadamard"
+                rotation = (
+                    f"a Hadamard of {w.hadamard}" if w.hadamard else "no Hadamard"
+                )
                 return (
                     "deoscillate needs a grid that weights can be set to, but Fprop's w has "
                     f"{w.rounding} rounding, scale '{w.scale}' and {rotation}"
@@ -454,19 +521,30 @@ class Recipe(Section, LayerRecipe):
         """The content as JSON; what recipes got later is left out at its default, so that ids stay."""
 
         def known(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {name: value for name, value in pairs if _LATER.get(name, ...) != value}
+            return {
+                name: value for name, value in pairs if _LATER.get(name, ...) != value
+            }
 
-        return json.dumps(asdict(self, dict_factory=known), sort_keys=True, separators=(",", ":"))
+        return json.dumps(
+            asdict(self, dict_factory=known), sort_keys=True, separators=(",", ":")
+        )
 
     @property
     def later(self) -> tuple[Later, ...]:
         """All that begins later in the run: phases, then resets."""
-        return (*self.phases, *(() if self.deoscillate is None else (self.deoscillate,)))
+        return (
+            *self.phases,
+            *(() if self.deoscillate is None else (self.deoscillate,)),
+        )
 
     @property
     def parts(self) -> tuple[LayerRecipe, ...]:
         """The recipes that some layer may follow at some time: this one, those of its rules and phases."""
-        return (self, *(rule.recipe for rule in self.rules), *(phase.recipe for phase in self.phases))
+        return (
+            self,
+            *(rule.recipe for rule in self.rules),
+            *(phase.recipe for phase in self.phases),
+        )
 
     @property
     def is_ever_low(self) -> bool:

@@ -34,12 +34,22 @@ _INTO = {"attention": "attention.qkv", "mamba": "mamba.in", "ffn": "ffn.up"}
 _OUT_OF = {"attention": "attention.out", "mamba": "mamba.out", "ffn": "ffn.down"}
 _BY_PART = {
     "in_proj": _INTO,
-    **dict.fromkeys(("out_proj", "out", "proj", "c_proj", "dense", "wo", "output"), _OUT_OF),
+    **dict.fromkeys(
+        ("out_proj", "out", "proj", "c_proj", "dense", "wo", "output"), _OUT_OF
+    ),
 }
 _BY_SIGN = {"mtp": "mtp", "embed": "embedding", "latent": "latent", "router": "router"}
 _PARTS = {
     "attention": ("attn", "attention"),
-    "ffn": ("mlp", "ffn", "feed_forward", "feedforward", "moe", "shared_expert", "relu"),
+    "ffn": (
+        "mlp",
+        "ffn",
+        "feed_forward",
+        "feedforward",
+        "moe",
+        "shared_expert",
+        "relu",
+    ),
     "mamba": ("mamba", "ssm", "mixer"),
 }
 
@@ -47,7 +57,9 @@ _PARTS = {
 def words_of(role: str | None) -> set[str]:
     """Return the roles by which a rule names a layer of this role: ``ffn.gate_up`` is also gate, and up."""
     whole, dot, parts = (role or "").partition(".")
-    return {whole, *(f"{whole}.{part}" for part in parts.split("_"))} if dot else {whole}
+    return (
+        {whole, *(f"{whole}.{part}" for part in parts.split("_"))} if dot else {whole}
+    )
 
 
 def role_of(name: str, names: Collection[str]) -> str | None:
@@ -57,31 +69,50 @@ def role_of(name: str, names: Collection[str]) -> str | None:
         if any(sign in part for part in parts):
             return role_of_sign
     *before, last = parts or [""]
-    if last == "dense" and before and before[-1] in ("intermediate", "output"):  # BERT's
+    if (
+        last == "dense" and before and before[-1] in ("intermediate", "output")
+    ):  # BERT's
         *before, last = before
     inside = next(filter(None, map(_kind, reversed(before))), "")
     role: str | None = _BY_PART.get(last, {}).get(inside) or _BY_LAST.get(last)
     if last == "w1" and not _beside(name, "w1", ("w3",), names):
         role = "ffn.up"
     elif last == "gate" and inside != "attention":
-        role = "ffn.gate" if _beside(name, "gate", ("down", "down_proj"), names) else "router"
-    elif role is None and _kind(last) == "ffn" and len(name.split(".")) > len(parts) + 1:  # a Sequential
+        role = (
+            "ffn.gate"
+            if _beside(name, "gate", ("down", "down_proj"), names)
+            else "router"
+        )
+    elif (
+        role is None and _kind(last) == "ffn" and len(name.split(".")) > len(parts) + 1
+    ):  # a Sequential
         parent, _, last_part = name.rpartition(".")
         number = int(last_part)
         has_earlier = any(f"{parent}.{index}" in names for index in range(number))
-        has_later = any(f"{parent}.{index}" in names for index in range(number + 1, number + 5))
+        has_later = any(
+            f"{parent}.{index}" in names for index in range(number + 1, number + 5)
+        )
         if has_earlier != has_later:
             role = "ffn.up" if has_later else "ffn.down"
     if any("expert" in part and "shared" not in part for part in before):
         return (role or "").replace("ffn", "experts") or "experts"
-    return None if role and {role.partition(".")[0], inside} == {"attention", "ffn"} else role
+    return (
+        None
+        if role and {role.partition(".")[0], inside} == {"attention", "ffn"}
+        else role
+    )
 
 
 def _kind(part: str) -> str:
     """Return what a part of a name is about; empty if it does not say."""
-    return next((kind for kind, signs in _PARTS.items() if any(sign in part for sign in signs)), "")
+    return next(
+        (kind for kind, signs in _PARTS.items() if any(sign in part for sign in signs)),
+        "",
+    )
 
 
-def _beside(name: str, word: str, others: Collection[str], names: Collection[str]) -> bool:
+def _beside(
+    name: str, word: str, others: Collection[str], names: Collection[str]
+) -> bool:
     """Whether the model has a layer beside this one whose name has another word instead."""
     return any(other.join(name.rsplit(word, 1)) in names for other in others)

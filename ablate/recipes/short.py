@@ -66,10 +66,14 @@ GemmFormat = Literal[
     "bf16", "bf16-dequantised", "fp16", "fp8", "fp8-delayed", "fp8-rowwise", "fp8-blockwise", "mxfp8",
     "mxfp4", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0",
 ]  # fmt: skip
-Stabiliser = Literal["none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"]
+Stabiliser = Literal[
+    "none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"
+]
 _ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
 
-_CLOSED = ConfigDict(extra="forbid", defer_build=True)  # most are built as part of a study's model
+_CLOSED = ConfigDict(
+    extra="forbid", defer_build=True
+)  # most are built as part of a study's model
 _FP8: dict[str, tuple[Scale, Scale, Format]] = {
     "fp8": ("tensor", "tensor", "fp8_e5m2"),
     "fp8-delayed": ("delayed", "delayed", "fp8_e5m2"),
@@ -103,7 +107,9 @@ def expand_word(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in SHORT_RECIPES:
-        raise PydanticCustomError("literal_error", "unknown recipe", {"words": list(SHORT_RECIPES)})
+        raise PydanticCustomError(
+            "literal_error", "unknown recipe", {"words": list(SHORT_RECIPES)}
+        )
     return SHORT_RECIPES[value]
 
 
@@ -153,7 +159,9 @@ GemmEntry = Annotated[
 class LayerRecipeSpec:
     """Which GEMMs run in FP4, how they are stabilised, and what the rest runs in."""
 
-    preset: PresetName | None = key(None, "start from this recipe (`ablate recipes` lists them)")
+    preset: PresetName | None = key(
+        None, "start from this recipe (`ablate recipes` lists them)"
+    )
     gemms: list[Gemm] = key(list, "GEMMs whose two operands are in FP4")
     format: GemmFormat = key("mxfp4", "the format of these GEMMs")
     rest: GemmFormat = key("bf16", "format of the other GEMMs")
@@ -164,9 +172,13 @@ class LayerRecipeSpec:
         "Hadamard; sr+rht, sr+dht, sr8+rht, sr8+dht = both",
     )
     hadamard_size: HadamardSize = key(16, "group of the Hadamard rotation")
-    scale: Scale | None = key(None, "scale rule of the FP4 GEMMs; default: the format's")
+    scale: Scale | None = key(
+        None, "scale rule of the FP4 GEMMs; default: the format's"
+    )
     signs: Signs | None = key(None, "how often rht draws its signs; default: each step")
-    prescale: float | None = key(None, "of sr; default: 3/4 where values can clip", gt=0, le=1, strict=True)
+    prescale: float | None = key(
+        None, "of sr; default: 3/4 where values can clip", gt=0, le=1, strict=True
+    )
     weight_block: Block | None = key(
         None, "what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad"
     )
@@ -204,15 +216,21 @@ class PhaseSpec(Later):
 class RecipeSpec(Section, LayerRecipeSpec):
     """A whole recipe: the GEMMs of every linear layer, the layers that differ, and the phases of the run."""
 
-    layers: list[LayerSpec] | None = key(None, "layers that differ; default: the preset's, else none")
-    phases: list[PhaseSpec] | None = key(None, "later parts of the run; default: the preset's, else none")
+    layers: list[LayerSpec] | None = key(
+        None, "layers that differ; default: the preset's, else none"
+    )
+    phases: list[PhaseSpec] | None = key(
+        None, "later parts of the run; default: the preset's, else none"
+    )
     deoscillate: Deoscillate | None = key(
-        None, "reset weights that oscillate between two quantised values; default: the preset's, else none"
+        None,
+        "reset weights that oscillate between two quantised values; default: the preset's, else none",
     )
 
 
 AnyRecipe = Annotated[
-    RecipeSpec, BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec)
+    RecipeSpec,
+    BeforeValidator(expand_word, json_schema_input_type=RecipeWord | RecipeSpec),
 ]
 """A recipe as a study writes it: one word, or a mapping."""
 
@@ -238,7 +256,9 @@ def _at(*path: str | int) -> Iterator[None]:
         raise SenselessRecipe(str(fault), *path, *fault.path, hint=fault.hint) from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise SenselessRecipe(str(first.get("ctx", {}).get("error", first["msg"])), *path) from None
+        raise SenselessRecipe(
+            str(first.get("ctx", {}).get("error", first["msg"])), *path
+        ) from None
 
 
 def read_recipe(written: Any) -> Recipe:
@@ -252,7 +272,9 @@ def read_recipe(written: Any) -> Recipe:
         TypeError: neither a word nor a mapping.
     """
     if not isinstance(written, str | dict):
-        raise TypeError(f"a recipe cannot be {written!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})")
+        raise TypeError(
+            f"a recipe cannot be {written!r} (expected {one_of([*SHORT_RECIPES, 'a mapping'])})"
+        )
     if isinstance(written, str) and written.lstrip().startswith("{"):
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
@@ -260,7 +282,9 @@ def read_recipe(written: Any) -> Recipe:
         try:
             written = YAML(typ="safe", pure=True).load(written)
         except YAMLError:
-            raise ValueError(f"a recipe cannot be '{written}': not valid YAML") from None
+            raise ValueError(
+                f"a recipe cannot be '{written}': not valid YAML"
+            ) from None
     try:
         if "rules" in written:
             return TypeAdapter(Recipe).validate_python(written)
@@ -268,9 +292,13 @@ def read_recipe(written: Any) -> Recipe:
     except ValidationError as error:
         raise ValueError(_first_fault(error)) from None
     # Not in ``resolve``: another cell of a study's grid may have a rotation.
-    if "hadamard_size" in written and not any(policy.hadamard for _, _, policy in recipe.operands()):
+    if "hadamard_size" in written and not any(
+        policy.hadamard for _, _, policy in recipe.operands()
+    ):
         hint = "write stabiliser: rht or dht beside it, or leave it out"
-        raise ValueError(f"hadamard_size: expected a Hadamard of this size, got none ({hint})")
+        raise ValueError(
+            f"hadamard_size: expected a Hadamard of this size, got none ({hint})"
+        )
     return recipe
 
 
@@ -287,7 +315,9 @@ def _first_fault(error: ValidationError) -> str:
     elif fault["type"] == "literal_error" and known:
         message = f"unknown recipe '{unknown}'"
     if known:
-        message += f" ({likely(str(unknown), known, f'expected {one_of(list(known))}')})"
+        message += (
+            f" ({likely(str(unknown), known, f'expected {one_of(list(known))}')})"
+        )
     path = ".".join(map(str, fault["loc"]))
     return f"{path}: {message}" if path else message
 
@@ -307,7 +337,9 @@ def resolve(spec: RecipeSpec) -> Recipe:
         recipe = Recipe(**vars(layer), rules=rules, phases=phases, deoscillate=resets)
     if resets and not any(part.fprop.right.has_fixed_grid for part in recipe.parts):
         hint = "name fprop in gemms, or leave it out"
-        raise SenselessRecipe("deoscillate with no quantised weight to act on", "deoscillate", hint=hint)
+        raise SenselessRecipe(
+            "deoscillate with no quantised weight to act on", "deoscillate", hint=hint
+        )
     return recipe
 
 
@@ -322,7 +354,11 @@ def _parts(
     parts = []
     for index, entry in enumerate(of_preset if written is None else written):
         with _at(key, index, "recipe"):
-            recipe = _adding(entry.recipe, accumulate) if written is None else _layer(entry.recipe)
+            recipe = (
+                _adding(entry.recipe, accumulate)
+                if written is None
+                else _layer(entry.recipe)
+            )
         with _at(key, index, "from_tokens"):
             parts.append(kind(**vars(entry) | {"recipe": recipe}))
     return tuple(parts)
@@ -334,7 +370,11 @@ def as_written(recipe: LayerRecipe) -> dict[str, Any]:
     for gemm, operand, policy in recipe.operands():
         if not policy.is_untouched:
             defaults = vars(OperandPolicy(format=policy.format))
-            changed = {name: value for name, value in vars(policy).items() if value != defaults[name]}
+            changed = {
+                name: value
+                for name, value in vars(policy).items()
+                if value != defaults[name]
+            }
             written.setdefault(gemm, {})[operand] = {"format": policy.format, **changed}
         if recipe.gemm(gemm).accumulate != "fp32":
             written["accumulate"] = recipe.gemm(gemm).accumulate
@@ -342,7 +382,8 @@ def as_written(recipe: LayerRecipe) -> dict[str, Any]:
         for name, parts in (("layers", recipe.rules), ("phases", recipe.phases)):
             if parts:
                 written[name] = [
-                    written_short(part) | {"recipe": as_written(part.recipe) or "bf16"} for part in parts
+                    written_short(part) | {"recipe": as_written(part.recipe) or "bf16"}
+                    for part in parts
                 ]
         if recipe.deoscillate is not None:
             written["deoscillate"] = written_short(recipe.deoscillate)
@@ -375,10 +416,18 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
             written[name] = value
     for name in written if spec.preset else ():
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
-        raise SenselessRecipe(f"{name} beside preset '{spec.preset}', which says it already", name, hint=hint)
+        raise SenselessRecipe(
+            f"{name} beside preset '{spec.preset}', which says it already",
+            name,
+            hint=hint,
+        )
     if "format" in written and not spec.gemms:
         hint = "name the GEMMs in gemms, or the format in rest"
-        raise SenselessRecipe(f"format '{spec.format}' without gemms, which it is for", "format", hint=hint)
+        raise SenselessRecipe(
+            f"format '{spec.format}' without gemms, which it is for",
+            "format",
+            hint=hint,
+        )
     own_keys: dict[Gemm, dict[str, Any]] = {}
     all_keys: dict[Gemm, dict[str, Any]] = {}
     policies: dict[str, GemmPolicy] = {}
@@ -394,20 +443,31 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         with _at():
             layer = LayerRecipe(**policies)
     except SenselessRecipe as fault:
-        place = next((gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block")
+        place = next(
+            (gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block"
+        )
         raise SenselessRecipe(str(fault), place) from None
-    if spec.accumulate != "fp32" and not any(layer.gemm(gemm).is_nvfp4 for gemm in GEMMS):
-        message = f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+    if spec.accumulate != "fp32" and not any(
+        layer.gemm(gemm).is_nvfp4 for gemm in GEMMS
+    ):
+        message = (
+            f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+        )
         raise SenselessRecipe(message, "accumulate")
     return _adding(layer, spec.accumulate)
 
 
-_NEEDS = {"signs": ("rht", "a random Hadamard"), "prescale": ("sr", "stochastic rounding")}
+_NEEDS = {
+    "signs": ("rht", "a random Hadamard"),
+    "prescale": ("sr", "stochastic rounding"),
+}
 """Keys that act only with a stabiliser."""
 
 
 def _refuse_idle_keys(
-    written: dict[str, Any], own_keys: dict[Gemm, dict[str, Any]], all_keys: dict[Gemm, dict[str, Any]]
+    written: dict[str, Any],
+    own_keys: dict[Gemm, dict[str, Any]],
+    all_keys: dict[Gemm, dict[str, Any]],
 ) -> None:
     """Refuse keys of the whole recipe that act on no GEMM."""
     low = [gemm for gemm in GEMMS if _is_low(all_keys[gemm]["format"])]
@@ -419,11 +479,15 @@ def _refuse_idle_keys(
             users = [gemm for gemm in users if gemm != "wgrad"]
         if not users:
             hint = "name the GEMMs in gemms, or leave it out"
-            raise SenselessRecipe(f"{name} '{value}' with no FP4 GEMM to act on", name, hint=hint)
+            raise SenselessRecipe(
+                f"{name} '{value}' with no FP4 GEMM to act on", name, hint=hint
+            )
         if name in _NEEDS:
             word, message = _NEEDS[name]
             if not any(word in all_keys[gemm]["stabiliser"] for gemm in low):
-                raise SenselessRecipe(f"{name} '{value}' without {message} (stabiliser {word})", name)
+                raise SenselessRecipe(
+                    f"{name} '{value}' without {message} (stabiliser {word})", name
+                )
 
 
 def _written(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
@@ -447,12 +511,20 @@ def _policy(
     if of_preset is not None and anew and "format" not in anew:
         message = f"{', '.join(anew)} on {gemm} of preset '{spec.preset}' without its format: say it too"
         raise SenselessRecipe(message)
-    for name in ("stabiliser", "scale", "signs", "prescale") if not _is_low(all_keys["format"]) else ():
+    for name in (
+        ("stabiliser", "scale", "signs", "prescale")
+        if not _is_low(all_keys["format"])
+        else ()
+    ):
         if anew.get(name, "none") != "none":
-            raise SenselessRecipe(f"{name} '{anew[name]}' on {gemm}, which is not in FP4")
+            raise SenselessRecipe(
+                f"{name} '{anew[name]}' on {gemm}, which is not in FP4"
+            )
     for name in STORED:
         if name in own_keys and name not in OPERANDS[gemm]:
-            message = f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
+            message = (
+                f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
+            )
             raise SenselessRecipe(message)
     sides: dict[str, Any] = {}
     for side, name in zip(("left", "right"), OPERANDS[gemm], strict=True):
@@ -462,7 +534,11 @@ def _policy(
             fields = _operand(name, all_keys)
         changes = _written(own_keys[name]) if name in own_keys else {}
         if changes.get("format", fields["format"]) != fields["format"]:
-            changes = {"scale": "none", "block": "none", **changes}  # use the defaults of the new format
+            changes = {
+                "scale": "none",
+                "block": "none",
+                **changes,
+            }  # use the defaults of the new format
         if changes.get("hadamard") == 0:  # what belongs to a rotation goes with it
             changes = NO_ROTATION | changes
         sides[side] = OperandPolicy(**fields | changes)
@@ -478,7 +554,10 @@ def _operand(name: str, keys: dict[str, Any]) -> dict[str, Any]:
     if fmt in HIGH_FORMATS:
         return {"format": fmt}
     if fmt == "bf16-dequantised":  # x and w as the forward GEMM multiplied them
-        return {"format": "bf16", "source": "high_precision" if name == "dy" else "forward"}
+        return {
+            "format": "bf16",
+            "source": "high_precision" if name == "dy" else "forward",
+        }
     if fmt in _FP8:
         scale, scale_of_w, format_of_dy = _FP8[fmt]
         return {

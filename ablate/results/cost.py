@@ -76,7 +76,9 @@ class Cost(Compared):
 
 def is_settled(cost: Cost) -> bool:
     """Tell whether the cost has an interval without zero."""
-    return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (cost.high or 0.0)
+    return cost.kind == "interval" and not (cost.low or 0.0) <= 0.0 <= (
+        cost.high or 0.0
+    )
 
 
 def mean_tokens(outcomes: Sequence[Outcome], alpha: float = ALPHA) -> Interval:
@@ -114,7 +116,10 @@ def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
     >>> f"{cost.estimate:+.1%} [{cost.low:+.1%}, {cost.high:+.1%}], {cost.pairs} pairs"
     '+10.7% [+7.9%, +13.5%], 3 pairs'
     """
-    results = {arm: (with_result(runs), with_result(base_runs)) for arm, (runs, base_runs) in sides.items()}
+    results = {
+        arm: (with_result(runs), with_result(base_runs))
+        for arm, (runs, base_runs) in sides.items()
+    }
     logs = {}
     for arm, (runs, base_runs) in results.items():
         if runs and base_runs and _all_exact(runs) and _all_exact(base_runs):
@@ -150,7 +155,9 @@ def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) ->
         kind="point" if interval.low is None else "interval",
         **vars(interval),
         pairs=len(compared.pairs) or None,
-        pairing_variance_ratio=_pairing_variance_ratio(compared.pairs, dict(arm), dict(baseline)),
+        pairing_variance_ratio=_pairing_variance_ratio(
+            compared.pairs, dict(arm), dict(baseline)
+        ),
         figure=compared.estimate,
         own=own,
         stands_out=compared.stands_out,
@@ -179,10 +186,15 @@ def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) 
     low, high = _log_range(arm)
     base_low, base_high = _log_range(baseline)
     bounds = exponential(
-        Interval(low=low - base_high, high=high - base_low, note="; ".join(reasons)), minus=1.0
+        Interval(low=low - base_high, high=high - base_low, note="; ".join(reasons)),
+        minus=1.0,
     )
     restricted = None
-    if bounds.low is not None and _all_exact(baseline) and min(len(arm), len(baseline)) >= 2:
+    if (
+        bounds.low is not None
+        and _all_exact(baseline)
+        and min(len(arm), len(baseline)) >= 2
+    ):
         cut = [(run.seed, math.log(run.low)) for run in arm]
         log_ratio = contrast(cut, _logs(baseline), paired=method.paired).estimate
         restricted = change_interval(log_ratio, method.alpha)
@@ -205,13 +217,19 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
     counts = {
         "ended before the target": sum(run.end == "censored" for run in runs),
         "diverged": sum(run.end == "diverged" for run in runs),
-        "reached the target by the first evaluation": sum(run.end == "hit" and not run.exact for run in runs),
+        "reached the target by the first evaluation": sum(
+            run.end == "hit" and not run.exact for run in runs
+        ),
     }
-    reasons = " and ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    reasons = " and ".join(
+        f"{count} {reason}" for reason, count in counts.items() if count
+    )
     return f"of {len(runs)} runs {reasons}"
 
 
-def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA) -> Standing:
+def standing(
+    cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA
+) -> Standing:
     """Tell whether an arm is within the margin, outside of it, or neither is shown.
 
     ``loss``: the arm's difference in final loss; None where unknown. A margin in cost is the
@@ -223,12 +241,19 @@ def standing(cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = A
         return stands(figure, limit, alpha)
     # The true cost of runs cut at the budget is at least the restricted one.
     cut = cost.restricted
-    if margin.kind == "cost" and cut is not None and cut.low is not None and cut.low > margin.value:
+    if (
+        margin.kind == "cost"
+        and cut is not None
+        and cut.low is not None
+        and cut.low > margin.value
+    ):
         return "outside"
     return "open"
 
 
-def limited_figure(cost: Cost, loss: Estimate | None, margin: Margin) -> tuple[Estimate | None, float]:
+def limited_figure(
+    cost: Cost, loss: Estimate | None, margin: Margin
+) -> tuple[Estimate | None, float]:
     """Return the figure that the margin limits, None if unknown, and the limit on either side of zero."""
     if margin.kind == "cost":
         return cost.figure, math.log1p(margin.value)

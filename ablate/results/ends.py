@@ -70,16 +70,22 @@ class RunResult(Curve):
         return float(self.loss[-1]) if len(self.loss) else None
 
 
-def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> Iterator[RunResult]:
+def run_ends(
+    frames: StudyFrames, apart: Collection[str], origin: int = 0
+) -> Iterator[RunResult]:
     """Yield how each run has ended, in the order of the plan; runs ``apart`` do not count as results.
 
     ``origin``: the token count from which tokens to target are counted; earlier evaluations are left out.
     """
     target = frames.plan.target
-    spans_of_arms = {arm: _steady_spans(config, origin) for arm, config in frames.configs.items()}
+    spans_of_arms = {
+        arm: _steady_spans(config, origin) for arm, config in frames.configs.items()
+    }
     arm_tokens = {arm.name: arm.tokens for arm in frames.plan.arms}
     evals = frames.evals[frames.evals["tokens"] >= origin]
-    evals_of_runs = {str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)}
+    evals_of_runs = {
+        str(run_id): group for run_id, group in evals.groupby("run_id", sort=False)
+    }
     for run_id, run in frames.runs.items():
         status = run.status
         environment = frames.environments.get(run_id, Environment())
@@ -122,7 +128,9 @@ def run_ends(frames: StudyFrames, apart: Collection[str], origin: int = 0) -> It
 
 def _steady_spans(config: RecordedConfig, origin: int) -> list[tuple[float, float]]:
     """Return the spans of tokens in which an arm's training does not change; empty where unknown."""
-    if config.whole.get("trainer") is not None:  # the user's own trainer may follow another schedule
+    if (
+        config.whole.get("trainer") is not None
+    ):  # the user's own trainer may follow another schedule
         return []
     training = config.training or {}
     recipe = config.recipe or {}
@@ -132,11 +140,15 @@ def _steady_spans(config: RecordedConfig, origin: int) -> list[tuple[float, floa
     switches = []
     for phase in phases:
         fraction = phase.get("from_fraction") or 0.0
-        switches.append(phase.get("from_tokens") or round(fraction * (training.get("tokens") or 0)))
+        switches.append(
+            phase.get("from_tokens") or round(fraction * (training.get("tokens") or 0))
+        )
     fork = config.whole.get("fork")
     if isinstance(fork, dict) and isinstance(fork.get("tokens"), int):
         switches.append(fork["tokens"])
-    return [(max(start, origin), end) for start, end in steady_spans(training, switches)]
+    return [
+        (max(start, origin), end) for start, end in steady_spans(training, switches)
+    ]
 
 
 def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
@@ -153,10 +165,14 @@ def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
     if tuning is None or not tuning.done:
         return (frames,)
     at_own_values = {name: name for name in tuning.tuned}
-    return _restricted(frames, tuning, at_own_values), _restricted(frames, tuning, tuning.tuned)
+    return _restricted(frames, tuning, at_own_values), _restricted(
+        frames, tuning, tuning.tuned
+    )
 
 
-def _restricted(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]) -> StudyFrames:
+def _restricted(
+    frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, str]
+) -> StudyFrames:
     """Restrict a study: ``names`` maps each arm to the arm that replaces it.
 
     All configurations get the baseline's values, so that steps of one GEMM are still found.
@@ -173,14 +189,22 @@ def _restricted(frames: StudyFrames, tuning: LockedTuning, names: Mapping[str, s
         differs = arm.differs_at(base_values, values[name])
         arms.append(replace(arm, folded=plan.arm(name).folded, differs=differs))
     run_ids = {run.id for arm in arms for run in arm.runs}
-    configs = {arm: config for arm, config in frames.configs.items() if arm in names.values()}
+    configs = {
+        arm: config for arm, config in frames.configs.items() if arm in names.values()
+    }
     return replace(
         frames,
         plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
         runs={run_id: run for run_id, run in frames.runs.items() if run_id in run_ids},
         evals=frames.evals[frames.evals["run_id"].isin(run_ids)],
-        configs={arm: config.with_training(**base_values) for arm, config in configs.items()},
-        environments={run_id: ran_on for run_id, ran_on in frames.environments.items() if run_id in run_ids},
+        configs={
+            arm: config.with_training(**base_values) for arm, config in configs.items()
+        },
+        environments={
+            run_id: ran_on
+            for run_id, ran_on in frames.environments.items()
+            if run_id in run_ids
+        },
     )
 
 
@@ -199,12 +223,15 @@ def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
     """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
     settings = {
         run_id: _settings(
-            frames.configs.get(run.arm, RecordedConfig()), frames.environments.get(run_id, Environment())
+            frames.configs.get(run.arm, RecordedConfig()),
+            frames.environments.get(run_id, Environment()),
         )
         for run_id, run in frames.runs.items()
         if run.has_result
     }
-    others = _settings(frames.configs.get(frames.plan.baseline, RecordedConfig()), Environment())
+    others = _settings(
+        frames.configs.get(frames.plan.baseline, RecordedConfig()), Environment()
+    )
     for setting in _OF_MOST_RUNS:
         counts = Counter(run_settings[setting] for run_settings in settings.values())
         del counts[None]
@@ -214,23 +241,38 @@ def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
         for setting in get_args(Setting):
             own_value = run_settings[setting]
             value = others[setting]
-            if setting in frames.plan.waive or own_value is None or value is None or own_value == value:
+            if (
+                setting in frames.plan.waive
+                or own_value is None
+                or value is None
+                or own_value == value
+            ):
                 continue
             arm = frames.runs[run_id].arm
-            set_apart.append(SetApart(run=run_id, arm=arm, setting=setting, own=own_value, others=value))
+            set_apart.append(
+                SetApart(
+                    run=run_id, arm=arm, setting=setting, own=own_value, others=value
+                )
+            )
             break
     return tuple(set_apart)
 
 
-def _settings(config: RecordedConfig, environment: Environment) -> dict[Setting, str | None]:
+def _settings(
+    config: RecordedConfig, environment: Environment
+) -> dict[Setting, str | None]:
     """Return a run's value of each setting, None if its records lack it."""
-    code = environment.code or " ".join(filter(None, (environment.ablate, environment.git_commit)))
+    code = environment.code or " ".join(
+        filter(None, (environment.ablate, environment.git_commit))
+    )
     world_size = None
     # Imported logs may be of any devices, so the number sets none of them apart.
     if environment.backend_mode != "imported" and environment.world_size is not None:
         world_size = str(environment.world_size)
     return {
-        **configured({**config.whole, "data": config.data, "training": config.training}),
+        **configured(
+            {**config.whole, "data": config.data, "training": config.training}
+        ),
         "code": code or None,
         "device": trained_on(environment),
         "arithmetic": " then ".join(environment.fingerprints) or None,

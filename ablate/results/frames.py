@@ -18,7 +18,13 @@ import pandas as pd
 from ablate.base.files import read_record
 from ablate.store import END_STATES
 from ablate.store.metrics import lines_of, number_in, rows_of
-from ablate.store.records import Environment, RecordedConfig, SpeedRecord, checked, with_whole
+from ablate.store.records import (
+    Environment,
+    RecordedConfig,
+    SpeedRecord,
+    checked,
+    with_whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,10 +103,16 @@ def load_frames(store: StudyStore) -> StudyFrames:
             faults.append(f"{run.path}: {status.message}")
         else:
             config = _read(run.config_path, partial(with_whole, RecordedConfig), faults)
-            environment = _read(run.environment_path, partial(with_whole, Environment), faults)
+            environment = _read(
+                run.environment_path, partial(with_whole, Environment), faults
+            )
             content, damage = run.rows(run.metrics_path, status)
             faults += damage
-            if content and status.state not in END_STATES and not run.environment_path.exists():
+            if (
+                content
+                and status.state not in END_STATES
+                and not run.environment_path.exists()
+            ):
                 faults.append(f"{run.environment_path} is gone")
             if config and config.whole:
                 configs.setdefault(arm.name, config)
@@ -109,15 +121,21 @@ def load_frames(store: StudyStore) -> StudyFrames:
         lines = lines_of(content)
         # Tuples: a large study has a million rows, and dicts would take more memory.
         evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
-        training = config.training if config is not None and config.training else plan.training
+        training = (
+            config.training if config is not None and config.training else plan.training
+        )
         runs[entry.id] = StudyRun(
             arm=arm.name,
             seed=entry.seed,
             status=status,
             budget=training.get("tokens"),
-            tokens_per_sec=_throughput(lines, 0 if arm.fork is None else arm.fork.tokens),
+            tokens_per_sec=_throughput(
+                lines, 0 if arm.fork is None else arm.fork.tokens
+            ),
         )
-    frame = pd.DataFrame(evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", BF16_LOSS])
+    frame = pd.DataFrame(
+        evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", BF16_LOSS]
+    )
     if frame[BF16_LOSS].notna().any():
         frame = frame.astype({BF16_LOSS: float})
     else:
@@ -149,7 +167,11 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
             of_run = {"run_id": entry.id, "arm": arm.name, "seed": entry.seed}
             rows.append(of_run | training_row(train_rows[tokens]))
     frame = pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
-    return frame if plan.loss_unit == "nats" else frame.rename(columns={TRAINING["loss"]: "loss"})
+    return (
+        frame
+        if plan.loss_unit == "nats"
+        else frame.rename(columns={TRAINING["loss"]: "loss"})
+    )
 
 
 def training_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +179,9 @@ def training_row(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row.get(key) for key, name in TRAINING.items()}
 
 
-def _read(path: Path, parse: Callable[[object], Record], faults: list[str]) -> Record | None:
+def _read(
+    path: Path, parse: Callable[[object], Record], faults: list[str]
+) -> Record | None:
     """Read a JSON file; None if it is absent or damaged. Only damage is a fault."""
     try:
         return parse(read_record(path))
@@ -176,7 +200,12 @@ def _evaluations(lines: list[bytes]) -> list[tuple[float | None, ...]]:
         loss = number_in(row, "val_loss")
         if loss is not None:
             # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
-            evaluations[tokens] = (tokens, row.get("step", 0), loss, number_in(row, BF16_LOSS))
+            evaluations[tokens] = (
+                tokens,
+                row.get("step", 0),
+                loss,
+                number_in(row, BF16_LOSS),
+            )
     return [evaluations[tokens] for tokens in sorted(evaluations)]
 
 

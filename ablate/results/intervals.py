@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import fdtri
+from scipy.special import fdtri, stdtrit
 
-from ablate.plan.estimate import moderating_degrees, quantile
+from ablate.plan.estimate import moderating_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,10 @@ class Interval:
             return None if value is None else change(value)
 
         return Interval(
-            estimate=changed(self.estimate), low=changed(self.low), high=changed(self.high), note=self.note
+            estimate=changed(self.estimate),
+            low=changed(self.low),
+            high=changed(self.high),
+            note=self.note,
         )
 
 
@@ -77,6 +80,11 @@ class Method:
     paired: bool = False
     moderated: bool = True
     alpha: float = ALPHA
+
+
+def quantile(degrees: float, alpha: float) -> float:
+    """Return the value that |t| exceeds with probability ``alpha``, for Student's t."""
+    return -float(stdtrit(degrees, alpha / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +119,9 @@ def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     if not all(part.degrees for _, part in parts):
         return Estimate(value=value, variance=0.0, degrees=0.0)
     if not variance:
-        return Estimate(value=value, variance=0.0, degrees=sum(part.degrees for _, part in parts))
+        return Estimate(
+            value=value, variance=0.0, degrees=sum(part.degrees for _, part in parts)
+        )
     # By shares of the variance, whose squares neither overflow nor vanish.
     inverse = sum(
         (part_variance / variance) ** 2 / part.degrees
@@ -134,10 +144,14 @@ def t_interval(estimate: Estimate, alpha: float = ALPHA) -> Interval:
     half = quantile(estimate.degrees, alpha) * math.sqrt(estimate.variance)
     if not math.isfinite(half):
         return Interval(estimate=estimate.value, note=TOO_LARGE)
-    return Interval(estimate=estimate.value, low=estimate.value - half, high=estimate.value + half)
+    return Interval(
+        estimate=estimate.value, low=estimate.value - half, high=estimate.value + half
+    )
 
 
-def combined_interval(parts: Sequence[tuple[float, Estimate]], alpha: float = ALPHA) -> Interval:
+def combined_interval(
+    parts: Sequence[tuple[float, Estimate]], alpha: float = ALPHA
+) -> Interval:
     """Return Σ weight · estimate with its t interval, which there is only if each estimate has one."""
     whole = t_interval(combination(parts), alpha)
     if whole.note:
@@ -233,15 +247,21 @@ def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
     return Contrast(estimate=mean_gap, own=mean_gap, pairs=seeds)
 
 
-def contrasts(sides: Mapping[str, tuple[Values, Values]], method: Method) -> dict[str, Contrast]:
+def contrasts(
+    sides: Mapping[str, tuple[Values, Values]], method: Method
+) -> dict[str, Contrast]:
     """Compare each arm with the baseline.
 
     ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
     """
-    by_arm = {arm: contrast(*values, paired=method.paired) for arm, values in sides.items()}
+    by_arm = {
+        arm: contrast(*values, paired=method.paired) for arm, values in sides.items()
+    }
     if not method.moderated:
         return by_arm
-    pool = _Pool({arm: contrast.own for arm, contrast in by_arm.items() if contrast.pairs})
+    pool = _Pool(
+        {arm: contrast.own for arm, contrast in by_arm.items() if contrast.pairs}
+    )
     for arm, contrast_of_arm in by_arm.items():
         d0 = moderating_degrees(len(pool.variances), pool.others(arm))
         if arm in pool.variances and d0:
@@ -259,11 +279,15 @@ def _mean(values: Values) -> Estimate:
     return mean_estimate([value for _, value in values])
 
 
-def _moderate_unpaired(by_arm: dict[str, Contrast], sides: Mapping[str, tuple[Values, Values]]) -> None:
+def _moderate_unpaired(
+    by_arm: dict[str, Contrast], sides: Mapping[str, tuple[Values, Values]]
+) -> None:
     """Replace the contrasts without pairs by moderated ones."""
     # The baseline's variance is taken from all of its runs that any arm is compared with.
     baseline = _mean(max((values for _, values in sides.values()), key=len))
-    arms: dict[str | None, Estimate] = {arm: _mean(values) for arm, (values, _) in sides.items()}
+    arms: dict[str | None, Estimate] = {
+        arm: _mean(values) for arm, (values, _) in sides.items()
+    }
     pool = _Pool(arms)
     pool_with_baseline = _Pool(arms | {None: baseline})
     baseline_stands_out = pool_with_baseline.stands_out(None)
@@ -280,7 +304,9 @@ def _moderate_unpaired(by_arm: dict[str, Contrast], sides: Mapping[str, tuple[Va
         )
         by_arm[arm] = replace(
             contrast,
-            estimate=replace(estimate, degrees=min(estimate.degrees, pool_with_baseline.degrees)),
+            estimate=replace(
+                estimate, degrees=min(estimate.degrees, pool_with_baseline.degrees)
+            ),
             stands_out=pool.stands_out(arm),
             baseline_stands_out=baseline_stands_out,
         )

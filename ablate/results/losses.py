@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ablate.results.intervals import ALPHA, Compared, Interval, contrasts, mean_interval, t_interval
+from ablate.results.intervals import (
+    ALPHA,
+    Compared,
+    Interval,
+    contrasts,
+    mean_interval,
+    t_interval,
+)
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -96,11 +103,15 @@ def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
     results = [with_result(side) for side in sides]
     tokens = np.empty(0, dtype=np.int64)
     if all(results):
-        tokens = reduce(np.intersect1d, (curve.tokens for side in results for curve in side))
+        tokens = reduce(
+            np.intersect1d, (curve.tokens for side in results for curve in side)
+        )
     return [
         CurveGrid(
             tokens=tokens,
-            loss=np.array([curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in side]),
+            loss=np.array(
+                [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in side]
+            ),
             seeds=tuple(curve.seed for curve in side),
         )
         for side in results
@@ -122,7 +133,9 @@ def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     return mean_interval([curve.loss[-1] for curve in with_result(curves)], alpha)
 
 
-def final_differences(sides: Mapping[str, Sides], method: Method) -> dict[str, LossDifference]:
+def final_differences(
+    sides: Mapping[str, Sides], method: Method
+) -> dict[str, LossDifference]:
     """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
     differences: dict[str, LossDifference] = {}
     grids: dict[str, list[CurveGrid]] = {}
@@ -130,7 +143,9 @@ def final_differences(sides: Mapping[str, Sides], method: Method) -> dict[str, L
         note = _why_no_final_loss(runs) or _why_no_final_loss(base_runs)
         arm_grids = common_grids(runs, base_runs)
         if note is not None or not len(arm_grids[0].tokens):
-            differences[arm] = LossDifference(note=note or "no evaluation at equal tokens")
+            differences[arm] = LossDifference(
+                note=note or "no evaluation at equal tokens"
+            )
         else:
             grids[arm] = arm_grids
     last_losses = {arm: _losses_at(arm_grids, -1) for arm, arm_grids in grids.items()}
@@ -160,7 +175,9 @@ def difference_bands(sides: Mapping[str, Sides], method: Method) -> dict[str, Ba
         for arm, arm_grids in grids.items():
             grid_tokens = arm_grids[0].tokens
             if tokens in grid_tokens:
-                losses[arm] = _losses_at(arm_grids, int(np.searchsorted(grid_tokens, tokens)))
+                losses[arm] = _losses_at(
+                    arm_grids, int(np.searchsorted(grid_tokens, tokens))
+                )
         for arm, contrast in contrasts(losses, method).items():
             interval = t_interval(contrast.estimate, method.alpha)
             intervals[arm].append((interval.estimate, interval.low, interval.high))

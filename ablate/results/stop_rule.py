@@ -59,13 +59,19 @@ class Decision:
 
 def level_of(rule: StopRule | None) -> float:
     """Return the nominal two-sided significance level of a study's intervals: ``ALPHA`` without looks."""
-    return ALPHA if rule is None or rule.settled is None else _level_of_looks(rule.settled.looks)
+    return (
+        ALPHA
+        if rule is None or rule.settled is None
+        else _level_of_looks(rule.settled.looks)
+    )
 
 
 def method_of(plan: LockedPlan, origin: int = 0) -> Method:
     """Return how arms counted from ``origin`` are compared: always by seeds if runs share their beginning."""
     return Method(
-        paired=plan.paired_seeds or origin > 0, moderated=plan.is_moderated, alpha=level_of(plan.stop)
+        paired=plan.paired_seeds or origin > 0,
+        moderated=plan.is_moderated,
+        alpha=level_of(plan.stop),
     )
 
 
@@ -111,26 +117,45 @@ def decide(
     seeds = looks[-1] if looks else None
     for n in looks[:-1]:
         first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
-        if any(len(runs) < n or not _is_complete(runs, or_lost=True) for runs in first.values()):
+        if any(
+            len(runs) < n or not _is_complete(runs, or_lost=True)
+            for runs in first.values()
+        ):
             seeds = n  # one of these runs may still give a result
             break
         after = f"after {n} of at most {looks[-1]} seeds"
-        sides = {arm: (first[arm], first[baseline]) for arm in going if _is_complete(first[arm])}
+        sides = {
+            arm: (first[arm], first[baseline])
+            for arm in going
+            if _is_complete(first[arm])
+        }
         for arm, reason in _settled_arms(sides, rule.settled, method, margin):
             if arm in may_stop:
-                stopped[arm] = Stopped(kind="settled", seeds=n, reason=f"{reason} {after}")
+                stopped[arm] = Stopped(
+                    kind="settled", seeds=n, reason=f"{reason} {after}"
+                )
         going = [arm for arm in going if arm not in stopped]
         if not set(going) - never:
-            last = Stopped(kind="settled", seeds=n, reason=f"every arm is settled {after}")
+            last = Stopped(
+                kind="settled", seeds=n, reason=f"every arm is settled {after}"
+            )
             stopped |= dict.fromkeys((*going, baseline), last)
             seeds = n
             break
     for arm in outcomes:
         # Of a settled arm only the runs of its look count here too.
-        counted = outcomes[arm][: stopped[arm].seeds] if arm in stopped else outcomes[arm]
+        counted = (
+            outcomes[arm][: stopped[arm].seeds] if arm in stopped else outcomes[arm]
+        )
         diverged = sum(run.end == "diverged" for run in counted)
-        if arm in may_stop - {baseline} and rule.diverged is not None and diverged >= rule.diverged:
-            stopped[arm] = Stopped(kind="diverged", reason=f"{diverged} of its runs have diverged")
+        if (
+            arm in may_stop - {baseline}
+            and rule.diverged is not None
+            and diverged >= rule.diverged
+        ):
+            stopped[arm] = Stopped(
+                kind="diverged", reason=f"{diverged} of its runs have diverged"
+            )
     return Decision(stopped=stopped, seeds=seeds)
 
 
@@ -140,7 +165,10 @@ def _is_complete(runs: Sequence[Outcome], *, or_lost: bool = False) -> bool:
 
 
 def _settled_arms(
-    sides: Mapping[str, Sides], rule: Settled | None, method: Method, margin: Margin | None
+    sides: Mapping[str, Sides],
+    rule: Settled | None,
+    method: Method,
+    margin: Margin | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield each arm of which something is settled, and in words what."""
     losses = {}
@@ -161,5 +189,9 @@ def _settled_arms(
         # Runs cut at the budget can show a cost, but no saving.
         elif margin is None and (is_settled(cost) or is_positive):
             yield arm, "its token cost is settled"
-        elif rule is not None and rule.narrower_than is not None and width < rule.narrower_than:
+        elif (
+            rule is not None
+            and rule.narrower_than is not None
+            and width < rule.narrower_than
+        ):
             yield arm, f"its interval is narrower than {100 * rule.narrower_than:g} %"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     """Each arm's, in the order of the study's seeds."""
 
 
-def decide_stops(plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], origin: int = 0) -> Decision:
+def decide_stops(
+    plan: LockedPlan, runs: Mapping[str, Sequence[RunResult]], origin: int = 0
+) -> Decision:
     """Apply the plan's stop rule to the baseline and the arms whose tokens are counted from ``origin``."""
     if plan.stop is None:
         return Decision(stopped={})
@@ -85,7 +87,9 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
                     reasons.setdefault(run.run_id, stop.reason)
                 else:
                     needed.add(run.run_id)
-    return {run_id: reason for run_id, reason in reasons.items() if run_id not in needed}
+    return {
+        run_id: reason for run_id, reason in reasons.items() if run_id not in needed
+    }
 
 
 def seeds_to_begin(frames: StudyFrames) -> int | None:

@@ -56,12 +56,24 @@ def block_layers(model: ModelConfig) -> tuple[LinearLayer, ...]:
     qkv_outputs = (model.heads + 2 * kv_heads) * head_dim
     layers = [
         LinearLayer(name="attention.qkv", inputs=model.width, outputs=qkv_outputs),
-        LinearLayer(name="attention.out", inputs=model.heads * head_dim, outputs=model.width),
+        LinearLayer(
+            name="attention.out", inputs=model.heads * head_dim, outputs=model.width
+        ),
     ]
     for name in ffn_names:
         layers += (
-            LinearLayer(name=f"{name}.{inner}", inputs=model.width, outputs=inner_outputs, token_share=share),
-            LinearLayer(name=f"{name}.down", inputs=model.ffn, outputs=model.width, token_share=share),
+            LinearLayer(
+                name=f"{name}.{inner}",
+                inputs=model.width,
+                outputs=inner_outputs,
+                token_share=share,
+            ),
+            LinearLayer(
+                name=f"{name}.down",
+                inputs=model.ffn,
+                outputs=model.width,
+                token_share=share,
+            ),
         )
     return tuple(layers)
 
@@ -74,13 +86,19 @@ def linear_layers(model: ModelConfig, vocab_size: int) -> tuple[LinearLayer, ...
         for index in range(model.layers)
         for layer in block
     ]
-    return (*layers, LinearLayer(name=HEAD, inputs=model.width, outputs=vocab_size, is_head=True))
+    return (
+        *layers,
+        LinearLayer(name=HEAD, inputs=model.width, outputs=vocab_size, is_head=True),
+    )
 
 
 @lru_cache(maxsize=256)  # the cells of a grid share most of theirs
 def layer_places(layers: tuple[LinearLayer, ...]) -> Mapping[str, LayerPlace]:
     """Map the layers' names to their places, which the rules of a recipe need."""
-    return places((layer.name for layer in layers), heads={layer.name for layer in layers if layer.is_head})
+    return places(
+        (layer.name for layer in layers),
+        heads={layer.name for layer in layers if layer.is_head},
+    )
 
 
 def model_places(model: ModelConfig) -> Mapping[str, LayerPlace]:
@@ -103,27 +121,54 @@ def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSiz
     """Compute the size of a built-in model; causal attention counts half of the full square."""
     block = block_layers(model)
     linear = model.layers * sum(layer.inputs * layer.outputs for layer in block)
-    used = model.layers * sum(layer.inputs * layer.outputs * layer.token_share for layer in block)
+    used = model.layers * sum(
+        layer.inputs * layer.outputs * layer.token_share for layer in block
+    )
     head = model.width * vocab_size
     norms = (2 * model.layers + 1) * model.width
     router = model.layers * (model.experts or 0) * model.width
     gpt = 0
-    if model.architecture == "gpt":  # biases of norms and linear layers, and the positions
-        gpt = norms + model.layers * sum(layer.outputs for layer in block) + seq_len * model.width
+    if (
+        model.architecture == "gpt"
+    ):  # biases of norms and linear layers, and the positions
+        gpt = (
+            norms
+            + model.layers * sum(layer.outputs for layer in block)
+            + seq_len * model.width
+        )
     return ModelSize(
         parameters=linear + norms + router + gpt + head * (1 if model.tied_head else 2),
-        flops_per_token=6 * (round(used) + router + head) + 6 * model.layers * model.width * seq_len,
+        flops_per_token=6 * (round(used) + router + head)
+        + 6 * model.layers * model.width * seq_len,
     )
 
 
-def _llama(width: int, layers: int, heads: int, kv_heads: int, ffn: int, **more: Any) -> dict[str, Any]:
-    shape = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+def _llama(
+    width: int, layers: int, heads: int, kv_heads: int, ffn: int, **more: Any
+) -> dict[str, Any]:
+    shape = {
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+    }
     return _WHOLE | shape | {"tied_head": False, "rope_base": 500_000.0} | more
 
 
 def _gpt(width: int, layers: int, heads: int) -> dict[str, Any]:
-    shape = {"width": width, "layers": layers, "heads": heads, "kv_heads": None, "ffn": 4 * width}
-    return _WHOLE | shape | {"architecture": "gpt", "tied_head": True, "rope_base": 10_000.0}
+    shape = {
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": None,
+        "ffn": 4 * width,
+    }
+    return (
+        _WHOLE
+        | shape
+        | {"architecture": "gpt", "tied_head": True, "rope_base": 10_000.0}
+    )
 
 
 # A preset replaces all inherited fields, so every preset sets each field in which presets differ.
@@ -137,7 +182,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.1-70b": _llama(8192, 80, 64, 8, 28_672),
     "llama3.2-1b": _llama(2048, 16, 32, 8, 8192, tied_head=True),
     "llama3.2-3b": _llama(3072, 28, 24, 8, 8192, tied_head=True),
-    "moe-tiny": _llama(256, 4, 4, 4, 352, tied_head=True, rope_base=10_000.0, experts=4),
+    "moe-tiny": _llama(
+        256, 4, 4, 4, 352, tied_head=True, rope_base=10_000.0, experts=4
+    ),
     "mixtral-8x7b": _llama(4096, 32, 32, 8, 14_336, rope_base=1_000_000.0, experts=8),
     "gpt-tiny": _gpt(256, 4, 4),
     "gpt-345m": _gpt(1024, 24, 16),

@@ -67,34 +67,59 @@ class Command(Section):
     """A program that trains one run, started as a list of words."""
 
     command: list[str] = key(
-        list, "the program and its arguments, a word each; {seed}, {steps}, {run_dir} … are replaced"
+        list,
+        "the program and its arguments, a word each; {seed}, {steps}, {run_dir} … are replaced",
     )
-    args: list[str] = key(list, "more words, of an arm for instance, in place of the word {args}")
-    env: dict[str, str] = key(dict, "variables of the command's environment; templates are replaced, too")
+    args: list[str] = key(
+        list, "more words, of an arm for instance, in place of the word {args}"
+    )
+    env: dict[str, str] = key(
+        dict, "variables of the command's environment; templates are replaced, too"
+    )
     cwd: str = key(".", "the folder in which it starts, relative to the study file")
-    files: list[str] = key(list, "files whose contents change its result, relative to cwd; globs are allowed")
-    version: str | None = key(None, "whatever names the software: a container's digest, a release")
-    secrets: list[str] = key(list, "names of variables that it needs; their values are stored nowhere")
+    files: list[str] = key(
+        list,
+        "files whose contents change its result, relative to cwd; globs are allowed",
+    )
+    version: str | None = key(
+        None, "whatever names the software: a container's digest, a release"
+    )
+    secrets: list[str] = key(
+        list, "names of variables that it needs; their values are stored nowhere"
+    )
     recipes: RecipeTable | None = key(
         None,
         "the table that turns the arm's recipe into {recipe_args} and variables; environment: the command "
         "reads $ABLATE_RECIPE itself",
     )
-    precision: str | None = key(None, "without recipes: what the report calls the arm's arithmetic")
+    precision: str | None = key(
+        None, "without recipes: what the report calls the arm's arithmetic"
+    )
     metrics: LogSource | None = key(None, "how its log is read")
-    expect: list[str] = key(list, "regular expressions that its output must hold, or the run has failed")
+    expect: list[str] = key(
+        list, "regular expressions that its output must hold, or the run has failed"
+    )
     refuse: list[str] = key(list, "regular expressions that its output must not hold")
     diverged: list[str] = key(
         list,
         "regular expressions of what it prints of a divergence: a run that then fails has diverged",
     )
     grace_sec: float = Field(
-        120.0, description="seconds that it has after SIGTERM to save and end", ge=0, le=3600, strict=True
+        120.0,
+        description="seconds that it has after SIGTERM to save and end",
+        ge=0,
+        le=3600,
+        strict=True,
     )
     log_limit_mb: int = Field(
-        1024, description="MB of its output that are kept: the first and the last half", ge=1, strict=True
+        1024,
+        description="MB of its output that are kept: the first and the last half",
+        ge=1,
+        strict=True,
     )
-    dry_run_args: list[str] = key(list, "words that end it after one step, for `ablate plan --dry-run`")
+    dry_run_args: list[str] = key(
+        list, "words that end it after one step, for `ablate plan --dry-run`"
+    )
 
     def __post_init__(self) -> None:
         for part in ("expect", "refuse", "diverged"):
@@ -104,7 +129,11 @@ class Command(Section):
     def faults(self) -> Iterator[tuple[str, str | None, str]]:
         """Yield what the parts of a whole section contradict: what is wrong, a hint, the key at fault."""
         if not self.command:
-            yield "no command", "write it as a list of words: [python, train.py, --seed, '{seed}']", "command"
+            yield (
+                "no command",
+                "write it as a list of words: [python, train.py, --seed, '{seed}']",
+                "command",
+            )
             return
         if self.metrics is None:
             yield (
@@ -113,16 +142,34 @@ class Command(Section):
                 "command",
             )
         elif not self.metrics.has_place:
-            yield f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}", None, "metrics"
+            yield (
+                f"nothing reads {', '.join(PLACES[:-1])} or {PLACES[-1]}",
+                None,
+                "metrics",
+            )
         for name in LISTS:
-            if any(f"{{{name}}}" in word and word != f"{{{name}}}" for word in self.command):
-                yield f"{{{name}}} stands for whole words", "make it a word of its own", "command"
+            if any(
+                f"{{{name}}}" in word and word != f"{{{name}}}" for word in self.command
+            ):
+                yield (
+                    f"{{{name}}} stands for whole words",
+                    "make it a word of its own",
+                    "command",
+                )
         if self.args and "{args}" not in self.command:
             yield "args have no place in the command", "add the word '{args}'", "args"
         if self.recipes is not None and self.precision is not None:
-            yield "the recipe says what the arithmetic is", "leave precision out", "precision"
+            yield (
+                "the recipe says what the arithmetic is",
+                "leave precision out",
+                "precision",
+            )
         if not Path(self.cwd).is_dir():
-            yield f"no folder {self.cwd}", "relative paths start at the study file", "cwd"
+            yield (
+                f"no folder {self.cwd}",
+                "relative paths start at the study file",
+                "cwd",
+            )
 
     @property
     def words(self) -> list[str]:
@@ -152,7 +199,9 @@ class Command(Section):
 
         A pattern with the group ``setup`` matches a line that says only what the trainer was asked for.
         """
-        return self._is_adapter or any("setup" not in re.compile(text).groupindex for text in self.expect)
+        return self._is_adapter or any(
+            "setup" not in re.compile(text).groupindex for text in self.expect
+        )
 
     @property
     def identity(self) -> dict[str, object]:
@@ -163,7 +212,9 @@ class Command(Section):
         }  # fmt: skip
 
 
-def _replaced(words: Sequence[str], template: str, replacement: Sequence[str]) -> list[str]:
+def _replaced(
+    words: Sequence[str], template: str, replacement: Sequence[str]
+) -> list[str]:
     """Put several words in the place of one."""
     replaced: list[str] = []
     for word in words:
@@ -178,7 +229,9 @@ def filled(text: str, values: Mapping[str, object]) -> str:
 
 def variables_of(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that tell a command, and an adapter in it, what its run is."""
-    written = TypeAdapter(Recipe).dump_python(recipe, mode="json", exclude_defaults=True)
+    written = TypeAdapter(Recipe).dump_python(
+        recipe, mode="json", exclude_defaults=True
+    )
     return {
         "ABLATE_SEED": str(values["seed"]),
         "ABLATE_TOKENS": str(values["tokens"]),
@@ -205,7 +258,9 @@ def lacks_proof(trainer: str | Command | None, recipe: Recipe) -> bool:
     return recipe.is_ever_low or _FP4.search(trainer.precision or "") is not None
 
 
-def secrets_of(trainer: str | Command | None, environment: Mapping[str, str]) -> dict[str, str]:
+def secrets_of(
+    trainer: str | Command | None, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Select the variables that a command asks for and that are set."""
     if not isinstance(trainer, Command):
         return {}
@@ -224,12 +279,20 @@ def result_files(command: Command) -> list[Path]:
     files: dict[Path, None] = {}
     for word in command.words:
         for name in (word, word.rpartition("=")[2]):
-            if name and "{" not in word and not name.startswith("-") and (folder / name).is_file():
+            if (
+                name
+                and "{" not in word
+                and not name.startswith("-")
+                and (folder / name).is_file()
+            ):
                 files[folder / name] = None
     for pattern in command.files:
         matches = [path for path in files_of(str(folder / pattern)) if path.is_file()]
         if not matches:
-            raise UserError(f"trainer.files: no file '{pattern}' in {folder}", hint="paths start at cwd")
+            raise UserError(
+                f"trainer.files: no file '{pattern}' in {folder}",
+                hint="paths start at cwd",
+            )
         files |= dict.fromkeys(matches)
     return list(files)
 
@@ -238,7 +301,9 @@ def digest_of(command: Command) -> str:
     """Hash the names and contents of ``result_files``."""
     digest = hashlib.sha256()
     for path in result_files(command):
-        name = path.relative_to(command.cwd) if path.is_relative_to(command.cwd) else path
+        name = (
+            path.relative_to(command.cwd) if path.is_relative_to(command.cwd) else path
+        )
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
@@ -253,7 +318,8 @@ def check_inherited(command: Command, environment: Iterable[str]) -> None:
     inherited = sorted(
         name
         for name in environment
-        if name not in command.env and any(fnmatchcase(name, pattern) for pattern in INHERITED)
+        if name not in command.env
+        and any(fnmatchcase(name, pattern) for pattern in INHERITED)
     )
     if inherited:
         raise UserError(

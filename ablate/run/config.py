@@ -21,7 +21,9 @@ from ablate.run.command import Command  # noqa: TC001  pydantic reads the annota
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Setting = Literal["data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"]
+Setting = Literal[
+    "data", "tokenizer", "evaluation", "code", "device", "arithmetic", "world_size"
+]
 """Settings that compared runs must share, unless their study waives the setting by name."""
 
 
@@ -29,7 +31,11 @@ def configured(config: Mapping[str, Any]) -> dict[Setting, str | None]:
     """Read the settings that a run's configuration, as plain data, contains; None for a missing one."""
     data = config.get("data") or {}
     training = config.get("training") or {}
-    tokenizer = [data.get("tokenizer"), data.get("tokenizer_path"), config.get("vocab_size")]
+    tokenizer = [
+        data.get("tokenizer"),
+        data.get("tokenizer_path"),
+        config.get("vocab_size"),
+    ]
     # The evaluation set (size, source and windows of its text), and whether Fprop is in bf16.
     evaluation = [training.get("eval_tokens"), data.get("validation_paths")]
     if training.get("eval_windows") != "spread":
@@ -63,7 +69,9 @@ def _checked_gpus(value: Any) -> Any:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (value == 0 or 0.01 <= value <= 10**15):
-        raise said(f"expected whole GPUs, a share of one from 0.01 on, or auto, got {value!r}")
+        raise said(
+            f"expected whole GPUs, a share of one from 0.01 on, or auto, got {value!r}"
+        )
     if value == int(value):
         return int(value)
     if value > 1:
@@ -85,11 +93,15 @@ class ModelConfig(Section):
     GPT: as GPT-2, LayerNorm, learned positions, biases, GELU; without dropout.
     """
 
-    architecture: Literal["llama", "gpt"] = key("llama", "the built-in model: Llama-style, or as GPT-2")
+    architecture: Literal["llama", "gpt"] = key(
+        "llama", "the built-in model: Llama-style, or as GPT-2"
+    )
     width: PositiveInt = key(128, "residual width (hidden size)")
     layers: PositiveInt = key(4, "number of blocks")
     heads: PositiveInt = key(4, "query heads; must divide the width")
-    kv_heads: PositiveInt | None = key(None, "key and value heads; default: as many as query heads")
+    kv_heads: PositiveInt | None = key(
+        None, "key and value heads; default: as many as query heads"
+    )
     ffn: PositiveInt = key(352, "inner width of the feed-forward, of each expert")
     experts: PositiveInt | None = key(
         None, "experts of each block's feed-forward; default: none, it is dense"
@@ -106,20 +118,35 @@ class ModelConfig(Section):
     tied_head: StrictBool = key(True, "output head shares the embedding's weights")
     rope_base: PositiveFloat = key(10_000.0, "base of the rotary frequencies")
     norm_eps: PositiveFloat = key(1e-5, "epsilon of the norms")
-    init_std: PositiveFloat = key(0.02, "std of initial weights; residual outputs / sqrt(2 layers)")
+    init_std: PositiveFloat = key(
+        0.02, "std of initial weights; residual outputs / sqrt(2 layers)"
+    )
     hf: str | None = key(
-        None, "a Hugging Face causal model instead: a folder with config.json, or a hub name"
+        None,
+        "a Hugging Face causal model instead: a folder with config.json, or a hub name",
     )
-    pretrained: StrictBool = key(False, "hf: start from the checkpoint's weights, not from random ones")
+    pretrained: StrictBool = key(
+        False, "hf: start from the checkpoint's weights, not from random ones"
+    )
     function: str | None = key(
-        None, "your own model instead: package.module:function or path/to/file.py:function"
+        None,
+        "your own model instead: package.module:function or path/to/file.py:function",
     )
-    options: dict[str, Any] = key(dict, "keyword arguments of the function; fields to change of hf's config")
+    options: dict[str, Any] = key(
+        dict, "keyword arguments of the function; fields to change of hf's config"
+    )
     allow: list[str] = key(
-        list, "hf and function: patterns of matrices that no recipe reaches and that may stay as they are"
+        list,
+        "hf and function: patterns of matrices that no recipe reaches and that may stay as they are",
     )
 
-    FOREIGN: ClassVar[tuple[str, ...]] = ("hf", "pretrained", "function", "options", "allow")
+    FOREIGN: ClassVar[tuple[str, ...]] = (
+        "hf",
+        "pretrained",
+        "function",
+        "options",
+        "allow",
+    )
     """The fields that mean something where the model is not built in."""
 
     @property
@@ -150,19 +177,25 @@ class DataConfig(Section):
         "hub: a Hugging Face data set, streamed",
     )
     paths: list[str] = key(
-        list, "files, folders or globs, relative to the study file; hub: the data set's name"
+        list,
+        "files, folders or globs, relative to the study file; hub: the data set's name",
     )
-    validation_paths: list[str] = key(list, "validation text of its own; default: documents held out by hash")
+    validation_paths: list[str] = key(
+        list, "validation text of its own; default: documents held out by hash"
+    )
     text_field: str = key("text", "jsonl and hub: the field that holds the text")
     tokenizer: Literal["bytes", "bpe", "hf"] = key(
         "bytes", "bytes; bpe: trained on this corpus; hf: a Hugging Face tokenizer"
     )
     tokenizer_path: str | None = key(None, "hf: a local path or a hub name")
     vocab_size: PositiveInt | None = key(
-        None, "bpe: size to train; tokens: size of the vocabulary; hf: what its size must be"
+        None,
+        "bpe: size to train; tokens: size of the vocabulary; hf: what its size must be",
     )
     token_dtype: Literal["uint16", "uint32"] = key("uint16", "tokens: element type")
-    max_bytes: PositiveInt | None = key(None, "read only about this much text (whole documents)")
+    max_bytes: PositiveInt | None = key(
+        None, "read only about this much text (whole documents)"
+    )
 
 
 @section
@@ -173,22 +206,27 @@ class TrainingConfig(Section):
     seq_len: PositiveInt = key(128, "tokens per sequence")
     batch_size: PositiveInt = key(32, "sequences per optimizer step")
     micro_batch_size: PositiveInt | None = key(
-        None, "sequences per forward pass on a device; default: all of its share of the batch"
+        None,
+        "sequences per forward pass on a device; default: all of its share of the batch",
     )
     learning_rate: PositiveFloat = key(4e-3, "peak rate")
     schedule: Literal["constant", "cosine", "wsd"] = key(
-        "constant", "after warm-up: constant, cosine to the end, or warm-up–stable–decay"
+        "constant",
+        "after warm-up: constant, cosine to the end, or warm-up–stable–decay",
     )
     warmup_tokens: NonNegativeInt = key(0, "tokens of linear warm-up")
     decay_tokens: NonNegativeInt = key(0, "wsd: tokens of linear decay at the end")
-    final_lr_ratio: float = key(0.1, "cosine, wsd: final rate over peak rate", ge=0, le=1, strict=True)
+    final_lr_ratio: float = key(
+        0.1, "cosine, wsd: final rate over peak rate", ge=0, le=1, strict=True
+    )
     weight_decay: NonNegativeFloat = key(0.1, "on matrices only")
     beta1: Beta = 0.9
     beta2: Beta = 0.95
     adam_eps: PositiveFloat = 1e-8
     grad_clip: PositiveFloat | None = key(1.0, "global gradient norm; null: off")
     eval_every_tokens: PositiveInt = key(
-        50_000, "interval between evaluations; default of a smaller budget: a tenth of it"
+        50_000,
+        "interval between evaluations; default of a smaller budget: a tenth of it",
     )
     eval_tokens: PositiveInt = key(65_536, "size of the fixed validation set in tokens")
     eval_windows: Literal["spread", "first"] = key(
@@ -206,16 +244,24 @@ class TrainingConfig(Section):
         "the loss of a uniform guess, ln(vocabulary)",
     )
     divergence_evals: PositiveInt = key(3, "for so many evaluations in a row")
-    master_weights: Literal["fp32", "bf16"] = key("fp32", "weights and AdamW's moments; computing is in bf16")
-    reduction: Literal["fp32", "bf16"] = key("fp32", "of gradients between the devices of a run")
-    compile: StrictBool = key(False, "torch.compile the model's blocks, but for a mixture's experts")
+    master_weights: Literal["fp32", "bf16"] = key(
+        "fp32", "weights and AdamW's moments; computing is in bf16"
+    )
+    reduction: Literal["fp32", "bf16"] = key(
+        "fp32", "of gradients between the devices of a run"
+    )
+    compile: StrictBool = key(
+        False, "torch.compile the model's blocks, but for a mixture's experts"
+    )
 
 
 @section
 class ResourcesConfig(Section):
     """What Ray reserves for one run. Not part of a run's identity."""
 
-    devices_per_run: PositiveInt = key(1, "devices that train each run together (FSDP2), one process each")
+    devices_per_run: PositiveInt = key(
+        1, "devices that train each run together (FSDP2), one process each"
+    )
     cpus: PositiveInt = key(1, "CPU cores (and threads) per device of a run")
     gpus: Gpus = key(
         0,
@@ -223,9 +269,12 @@ class ResourcesConfig(Section):
         "as memory and cores allow, and the CPU where there is no GPU",
     )
     custom: dict[str, PositiveFloat] = key(
-        dict, "resources that the cluster names itself, such as {mi355x: 1}, per device of a run"
+        dict,
+        "resources that the cluster names itself, such as {mi355x: 1}, per device of a run",
     )
-    nodes: PositiveInt = key(1, "machines on which a command trains each run, each with these cpus and gpus")
+    nodes: PositiveInt = key(
+        1, "machines on which a command trains each run, each with these cpus and gpus"
+    )
     activation_checkpointing: StrictBool = key(
         False, "compute the blocks' activations twice to keep less; same result"
     )
@@ -241,7 +290,8 @@ class ResourcesConfig(Section):
         1800.0, "a run without a new row or step for so long is ended and tried again"
     )
     require_native: StrictBool = key(
-        False, "refuse to run what the device has no instruction for, instead of emulating"
+        False,
+        "refuse to run what the device has no instruction for, instead of emulating",
     )
     allow_failed_self_test: StrictBool = key(
         False, "train on although a back end failed its self-test; the record says so"
@@ -257,14 +307,19 @@ class ResourcesConfig(Section):
 def _known_backend(name: str) -> str:
     # Looking up entry points reads the disk; built-in names do not need it.
     if name not in ("auto", *BUILT_IN) and name not in backend_names():
-        raise PydanticCustomError("literal_error", "no such back end", {"words": list(backend_names())})
+        raise PydanticCustomError(
+            "literal_error", "no such back end", {"words": list(backend_names())}
+        )
     return name
 
 
 BackendName = Annotated[
     str,
     AfterValidator(_known_backend),
-    Field(json_schema_extra=lambda schema: schema.update(enum=list(backend_names())), strict=True),
+    Field(
+        json_schema_extra=lambda schema: schema.update(enum=list(backend_names())),
+        strict=True,
+    ),
 ]
 """A built-in back end or an entry point's."""
 
@@ -287,19 +342,28 @@ class ArmConfig(Section):
 
     model: ModelConfig
     data: DataConfig
-    data_digest: str = key(..., "hash of the corpus and of how it is split and tokenised")
+    data_digest: str = key(
+        ..., "hash of the corpus and of how it is split and tokenised"
+    )
     vocab_size: PositiveInt
     training: TrainingConfig
     recipe: Recipe
     backend: BackendName
     trainer: str | Command | None = None
-    code_digest: str | None = key(None, "hash of the model's and trainer's own code, of hf's configuration")
+    code_digest: str | None = key(
+        None, "hash of the model's and trainer's own code, of hf's configuration"
+    )
     fork: Fork | None = None
-    replayed: Recipe | None = key(None, "the recipe of the run whose routes it replays; all else is equal")
+    replayed: Recipe | None = key(
+        None, "the recipe of the run whose routes it replays; all else is equal"
+    )
 
     def with_seed(self, seed: int) -> RunConfig:
         """Return the configuration of the run with this seed."""
-        return RunConfig(**{field.name: getattr(self, field.name) for field in fields(self)}, seed=seed)
+        return RunConfig(
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            seed=seed,
+        )
 
 
 @section
@@ -313,7 +377,9 @@ class RunConfig(ArmConfig):
         """The run that this one forks from, None if it does not."""
         if self.fork is None:
             return None
-        return replace(self, recipe=self.fork.recipe, training=self.fork.training, fork=None)
+        return replace(
+            self, recipe=self.fork.recipe, training=self.fork.training, fork=None
+        )
 
     @property
     def original(self) -> RunConfig | None:

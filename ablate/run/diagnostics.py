@@ -30,29 +30,43 @@ ENDS_AND_MIDDLE = "ends and middle"
 def _layers(value: Any) -> Any:
     if value == ENDS_AND_MIDDLE:
         return value
-    if isinstance(value, list) and value and all(isinstance(pattern, str) and pattern for pattern in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(pattern, str) and pattern for pattern in value)
+    ):
         return value
     raise PydanticCustomError("diagnosed_layers", "not layers")
 
 
 Layers = Annotated[
     Literal["ends and middle"] | list[str],
-    BeforeValidator(_layers, json_schema_input_type=Literal["ends and middle"] | list[str]),
+    BeforeValidator(
+        _layers, json_schema_input_type=Literal["ends and middle"] | list[str]
+    ),
 ]
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True))
+@dataclass(
+    frozen=True, kw_only=True, config=ConfigDict(extra="forbid", defer_build=True)
+)
 class Diagnostics:
     """How often, where and how thoroughly the error of quantised GEMMs is measured along a run."""
 
     every_tokens: PositiveInt | None = key(
-        None, f"training tokens between two diagnoses; default: {DEFAULT_STEPS} optimizer steps"
+        None,
+        f"training tokens between two diagnoses; default: {DEFAULT_STEPS} optimizer steps",
     )
     layers: Layers = key(
-        "ends and middle", "patterns of layer names, or: the first, middle and last quantised block"
+        "ends and middle",
+        "patterns of layer names, or: the first, middle and last quantised block",
     )
     draws: int = key(
-        4, "draws of a recipe's randomness, to tell bias from variance", ge=2, le=64, strict=True
+        4,
+        "draws of a recipe's randomness, to tell bias from variance",
+        ge=2,
+        le=64,
+        strict=True,
     )
 
     def interval(self, tokens_per_step: int) -> int:
@@ -61,7 +75,9 @@ class Diagnostics:
 
 
 def chosen_layers(
-    layers: Literal["ends and middle"] | list[str], recipe: Recipe, places: Iterable[LayerPlace]
+    layers: Literal["ends and middle"] | list[str],
+    recipe: Recipe,
+    places: Iterable[LayerPlace],
 ) -> list[str]:
     """Return the names of those chosen layers that quantise an operand, in the order of ``places``."""
     from ablate.recipes.place import phases_of
@@ -78,5 +94,13 @@ def chosen_layers(
     if layers == ENDS_AND_MIDDLE:
         blocks = sorted({place.block for place in quantised if place.block is not None})
         wanted = {blocks[0], blocks[len(blocks) // 2], blocks[-1]} if blocks else set()
-        return [place.name for place in quantised if place.block is None or place.block in wanted]
-    return [place.name for place in quantised if any(fnmatchcase(place.name, pattern) for pattern in layers)]
+        return [
+            place.name
+            for place in quantised
+            if place.block is None or place.block in wanted
+        ]
+    return [
+        place.name
+        for place in quantised
+        if any(fnmatchcase(place.name, pattern) for pattern in layers)
+    ]

@@ -52,7 +52,9 @@ class Places:
     """
 
     def __init__(
-        self, step_tokens: Callable[[float], float] | None = None, sample_tokens: float | None = None
+        self,
+        step_tokens: Callable[[float], float] | None = None,
+        sample_tokens: float | None = None,
     ) -> None:
         self._step_tokens = step_tokens
         self._sample_tokens = sample_tokens
@@ -169,7 +171,9 @@ class Repeats:
         """
         is_change = value != self._value
         may_repeat = not (is_change or is_fresh or self._rule == "rows")
-        if may_repeat and (self._rule == "changes" or place - self._place < self._interval() * 0.999):
+        if may_repeat and (
+            self._rule == "changes" or place - self._place < self._interval() * 0.999
+        ):
             self.dropped += 1
             return False
         if self._first is None:
@@ -219,7 +223,11 @@ def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
     gaps.append(places[-1] - changes[-1])
     for index, gap in enumerate(gaps):
         num_intervals = round(gap / interval)
-        is_end = index in (0, len(gaps) - 2, len(gaps) - 1)  # the first and the last may be shorter
+        is_end = index in (
+            0,
+            len(gaps) - 2,
+            len(gaps) - 1,
+        )  # the first and the last may be shorter
         is_whole = abs(gap - num_intervals * interval) <= 1.01 * spacing
         if num_intervals >= _FEWEST or not (is_whole or is_end):
             raise ambiguous
@@ -266,7 +274,9 @@ class RunRows:
         elif loss is not None:
             self._is_fresh = True
         if loss is None and is_nan(row.get("grad_norm")):
-            self._bad = self._bad or f"the gradient norm is nan at {named(row)}, without a loss"
+            self._bad = (
+                self._bad or f"the gradient norm is nan at {named(row)}, without a loss"
+            )
         elif loss is not None and not math.isfinite(loss):
             self._bad = self._bad or f"the training loss is {loss:g} at {named(row)}"
         elif loss is not None or math.isfinite(row.get("val_loss", math.nan)):
@@ -292,7 +302,9 @@ class RunRows:
         rows = [{**row, "tokens": self.places.tokens(row)} for row in rows]
         if disagreement := self.places.disagreement():
             notes.append(disagreement)
-        return RunEvaluations(rows=tuple(rows), diverged=diverged or self._bad, notes=tuple(notes))
+        return RunEvaluations(
+            rows=tuple(rows), diverged=diverged or self._bad, notes=tuple(notes)
+        )
 
     def _without_blanks(self, rows: Sequence[Row]) -> tuple[list[Row], str | None]:
         """Leave out losses that are not finite; say why the run has diverged if its evaluations end so.
@@ -310,7 +322,9 @@ class RunRows:
             finite.append({**row, "is_fresh": True} if ends else row)
             self._num_blanks += len(ends)
             ends = []
-        due = _first_due(ends, [place_of(row) for row in finite], has_blanks=is_after_blank)
+        due = _first_due(
+            ends, [place_of(row) for row in finite], has_blanks=is_after_blank
+        )
         if due is not None:
             return finite, f"the validation loss is {due['val_loss']:g} at {named(due)}"
         self._num_blanks += len(ends)
@@ -323,7 +337,9 @@ class RunRows:
         evaluations = [
             row
             for row in rows
-            if repeats.is_evaluation(place_of(row), row["val_loss"], is_fresh="is_fresh" in row)
+            if repeats.is_evaluation(
+                place_of(row), row["val_loss"], is_fresh="is_fresh" in row
+            )
         ]
         if repeats.dropped:
             notes.append(
@@ -332,7 +348,9 @@ class RunRows:
         return evaluations
 
 
-def _first_due(ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool) -> Row | None:
+def _first_due(
+    ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool
+) -> Row | None:
     """Return the first of the last losses, none of which is finite, that is an evaluation; None without one.
 
     ``places``: of the finite evaluations before them. ``has_blanks``: whether NaN may be a blank here.
@@ -366,7 +384,9 @@ def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
         value = row["val_loss"]
         if place <= last:
             if place not in values:
-                raise AmbiguousError(f"{named(row)} comes after {named(ordered[-1])}", is_of_runs=True)
+                raise AmbiguousError(
+                    f"{named(row)} comes after {named(ordered[-1])}", is_of_runs=True
+                )
             known = values[place]
             if known == value or math.isnan(value):
                 continue
@@ -375,12 +395,17 @@ def in_order(rows: Sequence[Row], notes: list[str]) -> list[Row]:
             else:
                 num_conflicts += place == last
                 if place == place_of(ordered[0]) or num_conflicts > 1:
-                    raise AmbiguousError(f"losses {known:g} and {value:g} at {named(row)}", is_of_runs=True)
+                    raise AmbiguousError(
+                        f"losses {known:g} and {value:g} at {named(row)}",
+                        is_of_runs=True,
+                    )
                 num_replaced = 0
                 while place_of(ordered[-1]) >= place:
                     del values[place_of(ordered.pop())]
                     num_replaced += 1
-                notes.append(f"resumed: {named(row)} comes again and replaces {num_replaced} evaluations")
+                notes.append(
+                    f"resumed: {named(row)} comes again and replaces {num_replaced} evaluations"
+                )
         ordered.append(row)
         values[place] = value
         last = place
@@ -414,6 +439,10 @@ def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for notes_by_name in kinds.values():
         name, note = next(iter(notes_by_name.items()))
-        others = f" and, alike, {len(notes_by_name) - 1} more runs" if len(notes_by_name) > 1 else ""
+        others = (
+            f" and, alike, {len(notes_by_name) - 1} more runs"
+            if len(notes_by_name) > 1
+            else ""
+        )
         lines.append(f"{note} ({name}{others})")
     return lines

@@ -55,7 +55,11 @@ def run_ids(arm: ArmConfig, seeds: Sequence[int]) -> list[str]:
     fields of ``ArmConfig`` that are not None.
     """
     values = {field.name: getattr(arm, field.name) for field in fields(ArmConfig)}
-    texts = {name: _canonical(_placeless(value)) for name, value in values.items() if value is not None}
+    texts = {
+        name: _canonical(_placeless(value))
+        for name, value in values.items()
+        if value is not None
+    }
     has_delayed = any('"scale":"delayed"' in text for text in texts.values())
     texts["result_version"] = str(RESULT_VERSION + has_delayed)
     pairs = ",".join(f'"{name}":{text}' for name, text in sorted(texts.items()))
@@ -79,17 +83,28 @@ def _canonical(section: str | int | Section) -> str:
         content = section.identity
     elif isinstance(section, ModelConfig | DataConfig | TrainingConfig):
         defaults = _DEFAULTS[type(section)]
-        content = {key: value for key, value in asdict(section).items() if value != defaults[key]}
+        content = {
+            key: value
+            for key, value in asdict(section).items()
+            if value != defaults[key]
+        }
     else:
         return section.text
     if isinstance(section, DataConfig):
         content.pop("paths", None)
         content.pop("validation_paths", None)
-        if section.tokenizer_path is not None and Path(section.tokenizer_path).is_absolute():
+        if (
+            section.tokenizer_path is not None
+            and Path(section.tokenizer_path).is_absolute()
+        ):
             del content["tokenizer_path"]
     if isinstance(section, ModelConfig):
         content.pop("allow", None)
-        content |= {key: _placeless(content[key]) for key in ("hf", "function") if key in content}
+        content |= {
+            key: _placeless(content[key])
+            for key in ("hf", "function")
+            if key in content
+        }
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 PLACES = ("step", "tokens", "samples")
 """Where in the training a row is; ``samples`` are sequences."""
-VALUES = ("val_loss", "loss", "grad_norm", "lr", "step_ms", "tokens_per_sec", "tokens_per_sec_per_device")
+VALUES = (
+    "val_loss",
+    "loss",
+    "grad_norm",
+    "lr",
+    "step_ms",
+    "tokens_per_sec",
+    "tokens_per_sec_per_device",
+)
 """What a row may tell; ``step_ms``: milliseconds for an optimizer step."""
 ROW = (*PLACES, *VALUES, "seconds", "ms", "seed", "run", "set")
 """The names of a row. ``seconds``, ``ms``: since training began. ``set``: the name of the evaluation set."""

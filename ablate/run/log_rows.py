@@ -28,7 +28,24 @@ if TYPE_CHECKING:
 
 TIMES = {"ms": 1e3, "seconds": 1.0}
 """Times since training began, and how many of their units a second has."""
-BLANKS = frozenset(("", "-", "--", "—", ".", "?", "none", "null", "nil", "na", "n/a", "<na>", "#n/a", r"\n"))
+BLANKS = frozenset(
+    (
+        "",
+        "-",
+        "--",
+        "—",
+        ".",
+        "?",
+        "none",
+        "null",
+        "nil",
+        "na",
+        "n/a",
+        "<na>",
+        "#n/a",
+        r"\n",
+    )
+)
 """What stands, in small letters, where there is no value. NaN may be one, or a loss."""
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:([,_])\d{3})(?:\1\d{3})*(?:\.\d*)?")
 LARGEST = 1 << 62
@@ -52,13 +69,22 @@ class LogSource(Section):
         list,
         "regular expressions whose groups name what they find, such as (?P<step>…) and (?P<val_loss>…)",
     )
-    jsonl: dict[str, str] = key(dict, "lines of JSON: {our name: their key}, such as {val_loss: eval/loss}")
-    tensorboard: dict[str, str] = key(dict, "event files: {our name: their tag}; file: their folder")
-    file: str | None = key(
-        None, "the file to read, as a path or glob that may hold {run_dir}; default: what the command prints"
+    jsonl: dict[str, str] = key(
+        dict, "lines of JSON: {our name: their key}, such as {val_loss: eval/loss}"
     )
-    set: str | None = key(None, "which evaluation set counts, where the log has several")
-    unit: LoggedUnit | None = key(None, "the unit of its losses; default: the trainer's, else nats")
+    tensorboard: dict[str, str] = key(
+        dict, "event files: {our name: their tag}; file: their folder"
+    )
+    file: str | None = key(
+        None,
+        "the file to read, as a path or glob that may hold {run_dir}; default: what the command prints",
+    )
+    set: str | None = key(
+        None, "which evaluation set counts, where the log has several"
+    )
+    unit: LoggedUnit | None = key(
+        None, "the unit of its losses; default: the trainer's, else nats"
+    )
     evaluations: Evaluations | None = key(
         None,
         "which rows with a validation loss are evaluations: rows (each) or changes (the trainer repeats the "
@@ -70,10 +96,17 @@ class LogSource(Section):
         """How the log is read: as the trainer writes it, or as the section says."""
         if self.preset is not None:
             return FORMATS[self.preset]
-        keys = {name: (their_name,) for name, their_name in (self.jsonl or self.tensorboard).items()}
+        keys = {
+            name: (their_name,)
+            for name, their_name in (self.jsonl or self.tensorboard).items()
+        }
         if self.tensorboard:
             return Format(form="events", keys={"step": ("step",), **keys})
-        return Format(form="json lines" if keys else "lines", patterns=tuple(self.patterns), keys=keys)
+        return Format(
+            form="json lines" if keys else "lines",
+            patterns=tuple(self.patterns),
+            keys=keys,
+        )
 
     @property
     def identity(self) -> str:
@@ -81,7 +114,9 @@ class LogSource(Section):
         # These came later, so that without them an id is as it was.
         later = ("set", "unit", "evaluations")
         fields = {
-            name: value for name, value in asdict(self).items() if value is not None or name not in later
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None or name not in later
         }
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
@@ -96,21 +131,38 @@ class LogSource(Section):
         return "{run_dir}/rows.jsonl" if self.preset == "ablate" else self.file
 
     def __post_init__(self) -> None:
-        ways = [name for name in ("preset", "patterns", "jsonl", "tensorboard") if getattr(self, name)]
+        ways = [
+            name
+            for name in ("preset", "patterns", "jsonl", "tensorboard")
+            if getattr(self, name)
+        ]
         if len(ways) != 1:
             got = " and ".join(ways) or "none"
-            raise said(f"expected one of preset, patterns, jsonl and tensorboard, got {got}", None)
+            raise said(
+                f"expected one of preset, patterns, jsonl and tensorboard, got {got}",
+                None,
+            )
         (way,) = ways
         log_format = self.format
         if log_format.form in ("json", "csv", "events") and self.file is None:
             place = "tb" if log_format.form == "events" else f"**/{log_format.files[0]}"
-            raise said("the rows are in a file", f"name it: file: '{{run_dir}}/{place}'", way)
-        names: dict[str, tuple[str | int, ...]] = {name: (way, name) for name in log_format.keys}
+            raise said(
+                "the rows are in a file", f"name it: file: '{{run_dir}}/{place}'", way
+            )
+        names: dict[str, tuple[str | int, ...]] = {
+            name: (way, name) for name in log_format.keys
+        }
         for index, pattern in enumerate(self.patterns):
-            names |= dict.fromkeys(compiled(pattern, way, index).groupindex, (way, index))
+            names |= dict.fromkeys(
+                compiled(pattern, way, index).groupindex, (way, index)
+            )
         for name, place_of_name in names.items():
             if name not in ROW:
-                raise said(f"'{name}' is no part of a row", f"expected {', '.join(ROW)}", *place_of_name)
+                raise said(
+                    f"'{name}' is no part of a row",
+                    f"expected {', '.join(ROW)}",
+                    *place_of_name,
+                )
         if self.preset is None and "val_loss" not in names:
             raise said("nothing reads val_loss", "a validation loss", way)
 
@@ -141,7 +193,9 @@ class LogReader:
 
     def __init__(self, source: LogSource) -> None:
         self._format = source.format
-        self._patterns = [re.compile(pattern, re.MULTILINE) for pattern in self._format.patterns]
+        self._patterns = [
+            re.compile(pattern, re.MULTILINE) for pattern in self._format.patterns
+        ]
         self._set = source.set
         self._has_place = source.has_place
         self._place: dict[str, float] = {}
@@ -164,7 +218,11 @@ class LogReader:
         values: dict[str, Any] = {}
         for pattern in self._patterns:
             if match := pattern.search(text):
-                values |= {name: value for name, value in match.groupdict().items() if value is not None}
+                values |= {
+                    name: value
+                    for name, value in match.groupdict().items()
+                    if value is not None
+                }
         if values and (row := self._row(values)):
             yield row
 
@@ -184,7 +242,9 @@ class LogReader:
                 pattern = re.compile(re.escape(key_of_sets).replace(r"\*", "(.+)"))
                 for name, value in entry.items():
                     if match := pattern.fullmatch(name):
-                        variants.append({**values, "val_loss": value, "set": match[1], "loss": None})
+                        variants.append(
+                            {**values, "val_loss": value, "set": match[1], "loss": None}
+                        )
         for variant in variants:
             if row := self._row(variant):
                 yield row
@@ -214,7 +274,12 @@ class LogReader:
                 self.sets[row["set"]] = None
             if self._set is not None and not is_set(row.get("set"), self._set):
                 del row["val_loss"]
-        has_value = "val_loss" in row or "loss" in row or "not_read" in row or is_nan(row.get("grad_norm"))
+        has_value = (
+            "val_loss" in row
+            or "loss" in row
+            or "not_read" in row
+            or is_nan(row.get("grad_norm"))
+        )
         if (self._place or not self._has_place) and (has_value or has_count):
             return {**self._held, **self._place, **row}
         return None
@@ -240,13 +305,21 @@ def is_set(name: str | None, wanted: str) -> bool:
 def _entries(text: str, form: Form) -> Sequence[Mapping[str, Any]]:
     """Return the objects of a line or a file; none if it is not of this form."""
     if form == "csv":
-        return [row for row in csv.DictReader(io.StringIO(text)) if None not in {*row, *row.values()}]
+        return [
+            row
+            for row in csv.DictReader(io.StringIO(text))
+            if None not in {*row, *row.values()}
+        ]
     try:
         content = parse_json(text[text.index("{") :])
     except ValueError:
         return ()
     entries = content.get("log_history") or [content]
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else ()
+    return (
+        [entry for entry in entries if isinstance(entry, dict)]
+        if isinstance(entries, list)
+        else ()
+    )
 
 
 def _first(entry: Mapping[str, Any], keys: Sequence[str]) -> Any:

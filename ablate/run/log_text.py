@@ -84,14 +84,18 @@ def texts_of(path: Path, source: LogSource) -> Iterator[tuple[int, str]]:
     """
     form = source.format.form
     if form == "events":
-        for text in Events(source).new(sorted(path.parent.glob("events.out.tfevents.*"))):
+        for text in Events(source).new(
+            sorted(path.parent.glob("events.out.tfevents.*"))
+        ):
             yield 1, text
         return
     with open_text(path) as file:
         if form in ("json", "csv"):
             yield 1, file.read()
             return
-        for line_number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
+        for line_number, line in enumerate(
+            iter(lambda: file.readline(LONGEST_LINE), ""), 1
+        ):
             yield line_number, without_colours(line).strip()
 
 
@@ -110,7 +114,11 @@ def read_bytes(path: Path) -> bytes:
     if content.startswith(b"\x1f\x8b"):
         content = gzip.decompress(content)
     encoding, mark = _encoding_of(content[:_HEAD])
-    return content[mark:] if encoding == "utf-8" else content[mark:].decode(encoding, "replace").encode()
+    return (
+        content[mark:]
+        if encoding == "utf-8"
+        else content[mark:].decode(encoding, "replace").encode()
+    )
 
 
 def _digest_before(path: Path, offset: int) -> str | None:
@@ -144,7 +152,9 @@ def _next_data(descriptor: int, offset: int, size: int) -> int:
 
 def leave_out(path: Path, begin: int, end: int) -> bool:
     """Free the storage of a part of a file, which then reads as zeros; tell whether the file system can."""
-    keep_size_and_punch = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h
+    keep_size_and_punch = (
+        0x01 | 0x02
+    )  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h
     with path.open("rb+") as file:
         fallocate = ctypes.CDLL(None).fallocate
         places = (ctypes.c_int64(begin), ctypes.c_int64(end - begin))
@@ -157,7 +167,9 @@ class NewText:
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._begin()
-        if known is not None and known["digest"] == _digest_before(path, known["offset"]):
+        if known is not None and known["digest"] == _digest_before(
+            path, known["offset"]
+        ):
             self.offset = known["offset"]
 
     @property
@@ -193,7 +205,9 @@ class NewText:
             self.offset = _next_data(file.fileno(), self.offset, size)
             end = min(size, self.offset + _MOST_AT_ONCE)
             file.seek(self.offset)
-            while self.offset < end and (piece := file.read(min(_PIECE, end - self.offset))):
+            while self.offset < end and (
+                piece := file.read(min(_PIECE, end - self.offset))
+            ):
                 self.offset += len(piece)
                 yield self._lines(piece)
             self.is_behind = self.offset < size
@@ -228,9 +242,14 @@ class NewFiles:
         """Yield lines, or the newest of whole files; ``ended``: nothing more is written."""
         form = self._source.format.form
         if form == "events":
-            yield from self._events.new(files_of(f"{self._place}/**/events.out.tfevents.*"))
+            yield from self._events.new(
+                files_of(f"{self._place}/**/events.out.tfevents.*")
+            )
         elif form in ("json", "csv"):
-            written = max(((path.stat().st_mtime, path) for path in files_of(self._place)), default=None)
+            written = max(
+                ((path.stat().st_mtime, path) for path in files_of(self._place)),
+                default=None,
+            )
             if written and (ended or written[0] > self._newest):
                 self._newest, newest_file = written
                 for _, text in texts_of(newest_file, self._source):
@@ -249,12 +268,16 @@ class Events:
 
     def new(self, paths: Sequence[Path]) -> Iterator[str]:
         """Yield the new values of the tags that are read, by rising steps."""
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.backend.event_processing.event_file_loader import (
+            EventFileLoader,
+        )
         from tensorboard.util import tensor_util
 
         rows: dict[int, dict[str, float]] = {}
         for path in paths:
-            for event in self._loaders.setdefault(path, EventFileLoader(str(path))).Load():
+            for event in self._loaders.setdefault(
+                path, EventFileLoader(str(path))
+            ).Load():
                 for value in event.summary.value:
                     if value.tag in self._tags:
                         row = rows.setdefault(event.step, {"step": event.step})

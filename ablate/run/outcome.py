@@ -74,7 +74,9 @@ class Outcome:
             self,
             low=max(0.0, self.low - tokens),
             high=max(0.0, self.high - tokens),
-            interpolated=None if self.interpolated is None else self.interpolated - tokens,
+            interpolated=None
+            if self.interpolated is None
+            else self.interpolated - tokens,
             fitted=None if self.fitted is None else self.fitted - tokens,
         )
 
@@ -144,7 +146,9 @@ def outcome(
         return Outcome(seed=seed, end="missing", lost=state in ("failed", "set apart"))
     if target is None:
         return Outcome(seed=seed, end="ended", low=budget_tokens)
-    return outcomes(seed=seed, tokens=tokens, loss=loss, targets=(target,), rule=rule, fit=fit)[0]
+    return outcomes(
+        seed=seed, tokens=tokens, loss=loss, targets=(target,), rule=rule, fit=fit
+    )[0]
 
 
 def outcomes(
@@ -160,12 +164,17 @@ def outcomes(
     crossings = [find_crossing(tokens, loss, target, rule) for target in targets]
     fitted = np.full(len(targets), np.nan)
     if fit is not None and rule == "confirmed":
-        near = [crossing[1] if crossing and crossing[0] > 0 else np.nan for crossing in crossings]
+        near = [
+            crossing[1] if crossing and crossing[0] > 0 else np.nan
+            for crossing in crossings
+        ]
         fitted = fit.crossings(near, targets)
     last = float(np.max(tokens))
     ends = []
     for crossing, value in zip(crossings, map(float, fitted), strict=True):
-        if crossing is None:  # censored at the last evaluation: the rest was not observed
+        if (
+            crossing is None
+        ):  # censored at the last evaluation: the rest was not observed
             ends.append(Outcome(seed=seed, end="censored", low=last))
             continue
         low, high = crossing
@@ -181,7 +190,9 @@ def outcomes(
 class LocalFit:
     """The loss curve of one run over the spans of tokens in which training is steady."""
 
-    def __init__(self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]) -> None:
+    def __init__(
+        self, tokens: ArrayLike, loss: ArrayLike, spans: Iterable[tuple[float, float]]
+    ) -> None:
         self._tokens = np.asarray(tokens, dtype=float)
         self._loss = np.asarray(loss, dtype=float)
         self._spans = list(spans)
@@ -196,7 +207,9 @@ class LocalFit:
         crossings = np.full(len(near), np.nan)
         margin = math.exp(WIDTH)
         for span, (span_start, span_end) in enumerate(self._spans):
-            pending = np.flatnonzero((span_start <= near / margin) & (near * margin <= span_end))
+            pending = np.flatnonzero(
+                (span_start <= near / margin) & (near * margin <= span_end)
+            )
             if not len(pending):
                 continue
             x, y, weights = self._curve(span)
@@ -205,7 +218,9 @@ class LocalFit:
                 step = (targets[pending] - value) / np.where(slope < 0, slope, np.nan)
                 place[pending] += np.clip(step, -WIDTH / 3, WIDTH / 3)
                 # Beyond the last evaluation nothing was seen.
-                is_inside = (np.abs(place[pending] - start[pending]) <= WIDTH) & (place[pending] <= x[-1])
+                is_inside = (np.abs(place[pending] - start[pending]) <= WIDTH) & (
+                    place[pending] <= x[-1]
+                )
                 is_found = is_inside & (np.abs(step) < 1e-9)
                 crossings[pending[is_found]] = np.exp(place[pending[is_found]])
                 pending = pending[is_inside & ~is_found]
@@ -221,17 +236,25 @@ class LocalFit:
         if span in self._curves:
             return self._curves[span]
         start, end = self._spans[span]
-        is_inside = (self._tokens >= max(start, 1.0)) & (self._tokens <= end) & np.isfinite(self._loss)
+        is_inside = (
+            (self._tokens >= max(start, 1.0))
+            & (self._tokens <= end)
+            & np.isfinite(self._loss)
+        )
         x = np.log(self._tokens[is_inside])
         y = self._loss[is_inside]
         count = len(x)
         weights = np.ones(count)
         if count > _NEIGHBOURS:
             # The fit is smooth: even for very many evaluations, a few places with lines between will do.
-            places = x[np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)]
+            places = x[
+                np.linspace(0, count - 1, min(count, _PLACES)).round().astype(int)
+            ]
             for _ in range(_PASSES):
                 blocks = np.array_split(places, 1 + len(places) * count // _BLOCK)
-                fitted = np.concatenate([_lines(x, y, weights, block)[0] for block in blocks])
+                fitted = np.concatenate(
+                    [_lines(x, y, weights, block)[0] for block in blocks]
+                )
                 residual = np.abs(y - np.interp(x, places, fitted))
                 scale = _CUT * float(np.median(residual))
                 if not scale > 1e-12 * float(np.abs(y).max()):  # the fit is exact
@@ -251,23 +274,35 @@ def _lines(
     centred_x = x - x_middle
     centred_y = y - y_middle
     widths = np.full(len(places), WIDTH)
-    num_inside = np.searchsorted(x, places + WIDTH) - np.searchsorted(x, places - WIDTH, side="right")
+    num_inside = np.searchsorted(x, places + WIDTH) - np.searchsorted(
+        x, places - WIDTH, side="right"
+    )
     is_sparse = num_inside <= _NEIGHBOURS
     if is_sparse.any():
         # The fifth neighbour is at the edge, where the weight is zero, so four count.
         distances = np.abs(x - places[is_sparse][:, None])
-        widths[is_sparse] = np.maximum(WIDTH, np.partition(distances, _NEIGHBOURS, axis=1)[:, _NEIGHBOURS])
+        widths[is_sparse] = np.maximum(
+            WIDTH, np.partition(distances, _NEIGHBOURS, axis=1)[:, _NEIGHBOURS]
+        )
     share = np.abs(centred_x - (places - x_middle)[:, None])
     share /= widths[:, None]
     # Not a power, which takes ten times as long.
     closeness = np.maximum(1 - share * share * share, 0)
     closeness = closeness * closeness * closeness * weights
-    terms = [np.ones_like(x), centred_x, centred_y, centred_x * centred_x, centred_x * centred_y]
+    terms = [
+        np.ones_like(x),
+        centred_x,
+        centred_y,
+        centred_x * centred_x,
+        centred_x * centred_y,
+    ]
     total, sum_x, sum_y, sum_xx, sum_xy = (closeness @ np.stack(terms, axis=1)).T
     total = np.maximum(total, np.finfo(float).tiny)
     mean_x = sum_x / total
     mean_y = sum_y / total
     variance = sum_xx / total - mean_x**2
     covariance = sum_xy / total - mean_x * mean_y
-    slope = np.divide(covariance, variance, out=np.zeros_like(covariance), where=variance > 1e-12)
+    slope = np.divide(
+        covariance, variance, out=np.zeros_like(covariance), where=variance > 1e-12
+    )
     return y_middle + mean_y + slope * (places - x_middle - mean_x), slope

@@ -109,7 +109,9 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 
 def decay_begins(training: TrainingConfig) -> int | None:
     """Return the tokens at which warm-up–stable–decay starts to decay; None for other schedules."""
-    return training.tokens - training.decay_tokens if training.schedule == "wsd" else None
+    return (
+        training.tokens - training.decay_tokens if training.schedule == "wsd" else None
+    )
 
 
 def steady_spans(
@@ -127,7 +129,11 @@ def steady_spans(
         end = math.inf
     else:
         return ()
-    places = [start, *sorted(tokens for tokens in switches if start < tokens < end), end]
+    places = [
+        start,
+        *sorted(tokens for tokens in switches if start < tokens < end),
+        end,
+    ]
     return tuple((low, high) for low, high in itertools.pairwise(places) if low < high)
 
 
@@ -187,7 +193,9 @@ def shared_prefixes(
             if key in holders or is_there(key):
                 tokens = step * batches.tokens_per_step
                 holder = holders.get(key, run_id)
-                prefixes[run_id] = Prefix(key=key, step=step, tokens=tokens, holder=holder)
+                prefixes[run_id] = Prefix(
+                    key=key, step=step, tokens=tokens, holder=holder
+                )
                 break
         for step, key in keys.items():
             if key not in holders and can_hold(run_id, step):
@@ -197,7 +205,11 @@ def shared_prefixes(
 
 @lru_cache(maxsize=4096)
 def _has_history(recipe: Recipe) -> bool:
-    return any(policy.scale == "delayed" for part in recipe.parts for _, _, policy in part.operands())
+    return any(
+        policy.scale == "delayed"
+        for part in recipe.parts
+        for _, _, policy in part.operands()
+    )
 
 
 def _last_common_steps(config: RunConfig) -> set[int]:
@@ -250,7 +262,11 @@ def schedule_text(training: TrainingConfig) -> str:
     """Describe the learning rate schedule in one line."""
     peak = f"{training.learning_rate:g}"
     final = f"{training.learning_rate * training.final_lr_ratio:g}"
-    text = f"linear warm-up over {training.warmup_tokens:,} tokens, then " if training.warmup_tokens else ""
+    text = (
+        f"linear warm-up over {training.warmup_tokens:,} tokens, then "
+        if training.warmup_tokens
+        else ""
+    )
     if training.schedule == "constant":
         return f"{text}constant at {peak}"
     if training.schedule == "cosine":

@@ -85,14 +85,20 @@ def open_storage(folder: Path) -> BaseStorage:
         if path.exists():
             whole_lines = path.read_bytes().rfind(b"\n") + 1
             os.truncate(path, whole_lines)
-        storage: BaseStorage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
-    except Exception as error:  # a damaged line ends in whatever its reader stumbles over
+        storage: BaseStorage = storages.JournalStorage(
+            storages.journal.JournalFileBackend(str(path))
+        )
+    except (
+        Exception
+    ) as error:  # a damaged line ends in whatever its reader stumbles over
         message = f"cannot open Optuna's storage {path}: {first_line(error)}"
         raise UserError(message, hint="expected Optuna's journal") from error
     return storage
 
 
-def open_study(storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)) -> Study:
+def open_study(
+    storage: BaseStorage, name: str, objectives: Sequence[str] = (LOSS,)
+) -> Study:
     """Open or create a study of Optuna's, which serves as a list of trials.
 
     ``objectives``: what is minimised, as Optuna's pages show it.
@@ -116,7 +122,9 @@ def violation(trial: FrozenTrial) -> float:
 
 
 def open_trial(
-    params: dict[str, Any], distributions: Mapping[str, BaseDistribution], attrs: dict[str, Any]
+    params: dict[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    attrs: dict[str, Any],
 ) -> FrozenTrial:
     """Make a trial without a result: its state is running."""
     optuna = quiet_optuna().trial
@@ -131,14 +139,21 @@ def open_trial(
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
     """Make a study in memory with these trials; ``options``: its sampler and pruner."""
-    num_objectives = max((len(trial.values) for trial in trials if trial.values is not None), default=1)
-    study: Study = quiet_optuna().create_study(directions=["minimize"] * num_objectives, **options)
+    num_objectives = max(
+        (len(trial.values) for trial in trials if trial.values is not None), default=1
+    )
+    study: Study = quiet_optuna().create_study(
+        directions=["minimize"] * num_objectives, **options
+    )
     study.add_trials(trials)
     return study
 
 
 def suggestions(
-    trials: Sequence[FrozenTrial], distributions: Mapping[str, BaseDistribution], seed: int, **options: Any
+    trials: Sequence[FrozenTrial],
+    distributions: Mapping[str, BaseDistribution],
+    seed: int,
+    **options: Any,
 ) -> Iterator[dict[str, Any]]:
     """Yield some suggestions of Optuna's TPE after these trials; open ones count as poor (constant liar)."""
     optuna = quiet_optuna()
@@ -191,8 +206,12 @@ class Asked:
         if watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
         optuna = quiet_optuna()
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=watched_from)
-        trial = study_of(complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner).ask()
+        pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=watched_from
+        )
+        trial = study_of(
+            complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
+        ).ask()
         for tokens, loss in sorted(curve.items()):
             trial.report(loss, tokens)
             if trial.should_prune():
@@ -244,9 +263,12 @@ def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
     for number in range(len(trials), end):
         # Trials of the same round count as open, however they ended.
         same_round = [
-            open_trial(trial.params, trial.distributions, trial.user_attrs) for trial in trials[first:]
+            open_trial(trial.params, trial.distributions, trial.user_attrs)
+            for trial in trials[first:]
         ]
-        proposed = group.propose([*trials[:first], *same_round], seed_of(round_, number - first))
+        proposed = group.propose(
+            [*trials[:first], *same_round], seed_of(round_, number - first)
+        )
         proposed.user_attrs |= {"round": round_, "position": number - first}
         group.study.add_trial(proposed)
         trials = group.study.get_trials()
@@ -271,7 +293,9 @@ def _tell(asked: Asked, result: TrialResult, hopeless_at: int | None) -> None:
     frozen = study.get_trials(deepcopy=False)[number]
     trial = optuna.trial.Trial(study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
     for tokens, loss in sorted(result.curve.items()):
-        if tokens not in frozen.intermediate_values and (hopeless_at is None or tokens <= hopeless_at):
+        if tokens not in frozen.intermediate_values and (
+            hopeless_at is None or tokens <= hopeless_at
+        ):
             trial.report(loss, tokens)
     states = optuna.trial.TrialState
     if hopeless_at is not None:
@@ -296,7 +320,9 @@ class TrialRuns:
     corpora: Mapping[str, TokenFiles]
     execute: Execute
     retry_failed: bool = False
-    outcome: ExecutionEnd = field(default_factory=lambda: ExecutionEnd(states={}, interrupted=False))
+    outcome: ExecutionEnd = field(
+        default_factory=lambda: ExecutionEnd(states={}, interrupted=False)
+    )
 
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
         """Train the runs of these trials that have not ended. ``plan``: of these trials alone."""
@@ -304,7 +330,10 @@ class TrialRuns:
         def unneeded() -> dict[str, str]:
             reasons: dict[str, str] = {}
             for trial in asked:
-                if trial.group.watched_from is None or trial.hopeless_at(self.curve(trial)) is None:
+                if (
+                    trial.group.watched_from is None
+                    or trial.hopeless_at(self.curve(trial)) is None
+                ):
                     continue
                 reason = f"trial {trial.trial.number} is worse than the median of earlier ones"
                 reasons |= dict.fromkeys(trial.run_ids, reason)
@@ -324,7 +353,10 @@ class TrialRuns:
         """Average the losses of a trial's runs at the token counts at which all of them were evaluated."""
         curves = [losses_of(self.store.run(run_id)) for run_id in asked.run_ids]
         common = set.intersection(*map(set, curves))
-        return {tokens: fmean(curve[tokens] for curve in curves) for tokens in sorted(common)}
+        return {
+            tokens: fmean(curve[tokens] for curve in curves)
+            for tokens in sorted(common)
+        }
 
 
 def losses_of(run: RunDir) -> Losses:
@@ -344,6 +376,8 @@ def end_loss(run: RunDir) -> float:
     """Return a run's last validation loss; of a diverged run the loss at which it is called so."""
     if run.state() == "diverged":
         config = run.config()
-        return divergence_bound(config["training"]["divergence_loss"], config["vocab_size"])
+        return divergence_bound(
+            config["training"]["divergence_loss"], config["vocab_size"]
+        )
     curve = losses_of(run)
     return curve[max(curve)]

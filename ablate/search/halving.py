@@ -95,13 +95,18 @@ class SearchPlan:
         """The largest number of trials of each budget, if no front is larger than its share."""
         counts = [self.num_trials]
         for _ in self.search.budgets[1:]:
-            promoted_trials = math.ceil(self.search.keep * counts[-1]) + 1  # and the baseline
+            promoted_trials = (
+                math.ceil(self.search.keep * counts[-1]) + 1
+            )  # and the baseline
             counts.append(min(promoted_trials, counts[-1]))
         return tuple(counts)
 
     def studies(self, storage: BaseStorage) -> list[optuna.Study]:
         """Open or create Optuna's study of each budget."""
-        names = (f"{self.name} @ {short_tokens(budget)} tokens" for budget in self.search.budgets)
+        names = (
+            f"{self.name} @ {short_tokens(budget)} tokens"
+            for budget in self.search.budgets
+        )
         objectives = (LOSS if self.search.objective == "loss" else COST, STEP_TIME)
         return [open_study(storage, name, objectives) for name in names]
 
@@ -111,7 +116,9 @@ class SearchPlan:
 
     def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
         """Whether nothing is left to run; a search that was given more trials is not done."""
-        is_finished = all(trial.state.is_finished() for trials in budgets for trial in trials)
+        is_finished = all(
+            trial.state.is_finished() for trials in budgets for trial in trials
+        )
         return is_finished and len(budgets[0]) >= self.num_trials and all(budgets)
 
     def levels(self, name: str) -> dict[str, str]:
@@ -125,7 +132,8 @@ class SearchPlan:
 
         # The same labels for every trial.
         distributions = {
-            factor: CategoricalDistribution(labels) for factor, labels in self.search.factors.items()
+            factor: CategoricalDistribution(labels)
+            for factor, labels in self.search.factors.items()
         }
         if len(seen) < len(self.first):
             name = self.first[len(seen)]
@@ -134,7 +142,10 @@ class SearchPlan:
         return open_trial(self.levels(name), distributions, {"candidate": name})
 
     def _pick(
-        self, seen: Sequence[FrozenTrial], seed: int, distributions: dict[str, CategoricalDistribution]
+        self,
+        seen: Sequence[FrozenTrial],
+        seed: int,
+        distributions: dict[str, CategoricalDistribution],
     ) -> str:
         tried = set(map(candidate_of, seen))
         untried = [name for name in self.cells if name not in tried]
@@ -143,11 +154,18 @@ class SearchPlan:
         num_complete = sum(trial.state.name == "COMPLETE" for trial in known)
         if self.search.sampler == "random" or num_complete < RANDOM_FIRST:
             return untried[0]
-        options = {"n_startup_trials": RANDOM_FIRST, "multivariate": True, "group": True}
+        options = {
+            "n_startup_trials": RANDOM_FIRST,
+            "multivariate": True,
+            "group": True,
+        }
         for suggestion in suggestions(known, distributions, seed, **options):
 
             def shared(name: str, levels: dict[str, str] = suggestion) -> int:
-                return max((len(levels.items() & cell.items()) for cell in self.cells[name]), default=0)
+                return max(
+                    (len(levels.items() & cell.items()) for cell in self.cells[name]),
+                    default=0,
+                )
 
             closest = max(untried, key=shared)
             if shared(closest) == len(distributions):
@@ -171,19 +189,30 @@ def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
         first = better
         if budget != grid.search.budgets[0]:
             # If more trials or a larger share were asked for later, new trials follow the old ones.
-            first = tuple(dict.fromkeys([*map(candidate_of, study.get_trials()), *better]))
+            first = tuple(
+                dict.fromkeys([*map(candidate_of, study.get_trials()), *better])
+            )
             num_trials = len(first)
 
         def propose(
-            seen: Sequence[FrozenTrial], seed: int, budget: int = budget, first: tuple[str, ...] = first
+            seen: Sequence[FrozenTrial],
+            seed: int,
+            budget: int = budget,
+            first: tuple[str, ...] = first,
         ) -> FrozenTrial:
             trial = replace(grid, first=first).propose(seen, seed)
             arm = grid.arm(budget, candidate_of(trial))
             run_ids = [run.id for run in arm.runs]
-            trial.user_attrs |= {"runs": run_ids, "recipe": arm.recipe, "tokens": budget}
+            trial.user_attrs |= {
+                "runs": run_ids,
+                "recipe": arm.recipe,
+                "tokens": budget,
+            }
             return trial
 
-        group = TrialGroup(name=study.study_name, study=study, propose=propose, num_trials=num_trials)
+        group = TrialGroup(
+            name=study.study_name, study=study, propose=propose, num_trials=num_trials
+        )
         if not search([group], grid.search.at_once, run):
             return False
         # The baseline is run at every budget.
@@ -206,7 +235,9 @@ def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
     """Yield the fronts of the feasible trials, best first: a front is what nothing left dominates."""
     rest = [trial for trial in trials if is_feasible(trial)]
     while rest:
-        best = {trial.number for trial in study_of(rest).best_trials}  # a study in memory numbers them anew
+        best = {
+            trial.number for trial in study_of(rest).best_trials
+        }  # a study in memory numbers them anew
         yield [trial for index, trial in enumerate(rest) if index in best]
         rest = [trial for index, trial in enumerate(rest) if index not in best]
 
@@ -223,7 +254,9 @@ def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
         order += sorted(front, key=lambda trial: (trial.values, trial.number))
         if index == 0:
             count = max(count, len(front))
-    order += sorted([trial for trial in trials if 0 < violation(trial) < DIVERGED], key=violation)
+    order += sorted(
+        [trial for trial in trials if 0 < violation(trial) < DIVERGED], key=violation
+    )
     return order[:count]
 
 
@@ -248,12 +281,16 @@ def importances(
     irrelevant = dict.fromkeys(factors, IRRELEVANT)
     with_all_factors = [
         optuna.trial.create_trial(
-            params=irrelevant | trial.params, distributions=distributions, value=trial.values[objective]
+            params=irrelevant | trial.params,
+            distributions=distributions,
+            value=trial.values[objective],
         )
         for trial in known
     ]
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST)
-    shares = optuna.importance.get_param_importances(study_of(with_all_factors), evaluator=evaluator)
+    shares = optuna.importance.get_param_importances(
+        study_of(with_all_factors), evaluator=evaluator
+    )
     return {factor: float(shares.get(factor, 0.0)) for factor in factors}
 
 

@@ -24,7 +24,13 @@ from ablate.plan import Plan, build_plan
 from ablate.plan.shares import this_machine
 from ablate.run.outcome import find_crossing
 from ablate.search.engine import TrialResult, end_loss, losses_of
-from ablate.search.halving import DIVERGED, SearchPlan, candidate_of, search_grid, short_tokens
+from ablate.search.halving import (
+    DIVERGED,
+    SearchPlan,
+    candidate_of,
+    search_grid,
+    short_tokens,
+)
 from ablate.store import END_STATES
 from ablate.store.plan_file import DroppedCell
 from ablate.study.template import study_text
@@ -72,7 +78,10 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
     times = _times(study, search, plans[0])
     reason = f"{search.hardware} has no unit for one of its formats"
     without_time = [arm.name for arm in plans[0].arms if arm.name not in times]
-    dropped = (*study.dropped, *(DroppedCell(name=name, reason=reason) for name in without_time))
+    dropped = (
+        *study.dropped,
+        *(DroppedCell(name=name, reason=reason) for name in without_time),
+    )
     cells: dict[str, list[dict[str, str]]] = {name: [] for name in times}
     for levels, arm in search.cells:
         if arm in cells:
@@ -80,16 +89,26 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
     named = [name for name, _ in study.source.items("arms") if name in times]
     first = tuple(dict.fromkeys([study.baseline, *named]))
     if search.trials < len(first):
-        message = (
-            f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
+        message = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
+        raise UserError(
+            study.problem(("search", "trials"), message, "these are tried first")
         )
-        raise UserError(study.problem(("search", "trials"), message, "these are tried first"))
     timed_plans = tuple(
-        replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in times), dropped=dropped)
+        replace(
+            plan,
+            arms=tuple(arm for arm in plan.arms if arm.name in times),
+            dropped=dropped,
+        )
         for plan in plans
     )
     return SearchPlan(
-        name=study.name, search=search, cells=cells, first=first, study=study, plans=timed_plans, times=times
+        name=study.name,
+        search=search,
+        cells=cells,
+        first=first,
+        study=study,
+        plans=timed_plans,
+        times=times,
     )
 
 
@@ -99,10 +118,10 @@ def _times(study: Study, search: Search, plan: Plan) -> dict[str, float]:
     work = LLAMA_8B
     if search.shapes == "study":
         if not baseline.config.model.describes(baseline.config.trainer):
-            message = (
-                "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
+            message = "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
+            raise UserError(
+                study.problem(("search", "shapes"), message, "set shapes: llama-8b")
             )
-            raise UserError(study.problem(("search", "shapes"), message, "set shapes: llama-8b"))
         work = workload_of(baseline.config)
     work = replace(work, total_tokens=search.budgets[-1])
     baseline_time = token_time(work, baseline.config.recipe, search.hardware)
@@ -119,7 +138,10 @@ def _times(study: Study, search: Search, plan: Plan) -> dict[str, float]:
 
 
 def search_recipes(
-    planned: SearchPlan, storage: BaseStorage, runs: TrialRuns, say: Callable[[str], None]
+    planned: SearchPlan,
+    storage: BaseStorage,
+    runs: TrialRuns,
+    say: Callable[[str], None],
 ) -> None:
     """Start or resume a search; ``say`` is told of each round and of runs that failed.
 
@@ -129,7 +151,9 @@ def search_recipes(
     """
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(tried_plan(planned, chain.from_iterable(planned.read(storage))))
+        runs.store.write_plan(
+            tried_plan(planned, chain.from_iterable(planned.read(storage)))
+        )
         trials = [trial.trial for trial in asked]
         budget = trials[0].user_attrs["tokens"]
         say(
@@ -142,13 +166,18 @@ def search_recipes(
         states = [runs.states(trial)[0] for trial in asked]
         if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states):
             raise StoppedError(runs.outcome.problem or "A run has no result")
-        results = [result_of(planned, runs.store, budget, candidate_of(trial)) for trial in trials]
+        results = [
+            result_of(planned, runs.store, budget, candidate_of(trial))
+            for trial in trials
+        ]
         for trial, result in zip(trials, results, strict=True):
             if result.failed is not None:
                 name = candidate_of(trial)
                 say(f"Failed: {name}: {result.failed}")
                 if name == planned.baseline:
-                    raise StoppedError("Without the baseline there is nothing to hold recipes against")
+                    raise StoppedError(
+                        "Without the baseline there is nothing to hold recipes against"
+                    )
         return results
 
     search_grid(planned, storage, run)
@@ -163,11 +192,22 @@ def tried_plan(planned: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
 
     def named_arm(budget: int, name: str) -> PlannedArm:
         arm = planned.arm(budget, name)
-        return arm if len(budgets) == 1 else replace(arm, name=f"{name} @ {short_tokens(budget)}")
+        return (
+            arm
+            if len(budgets) == 1
+            else replace(arm, name=f"{name} @ {short_tokens(budget)}")
+        )
 
     baseline = named_arm(budgets[0], planned.baseline)
-    arms = [named_arm(trial.user_attrs["tokens"], candidate_of(trial)) for trial in trials]
-    return replace(planned.plans[0], baseline=baseline.name, arms=tuple(arms or [baseline]), folded={})
+    arms = [
+        named_arm(trial.user_attrs["tokens"], candidate_of(trial)) for trial in trials
+    ]
+    return replace(
+        planned.plans[0],
+        baseline=baseline.name,
+        arms=tuple(arms or [baseline]),
+        folded={},
+    )
 
 
 def check_same(planned: SearchPlan, store: StudyStore) -> None:
@@ -176,22 +216,41 @@ def check_same(planned: SearchPlan, store: StudyStore) -> None:
     Raises:
         UserError: another search, or a study, of this name is in the storage.
     """
-    keys = ("objective", "hardware", "shapes", "budgets", "at_once", "sampler", "seed", "factors")
+    keys = (
+        "objective",
+        "hardware",
+        "shapes",
+        "budgets",
+        "at_once",
+        "sampler",
+        "seed",
+        "factors",
+    )
     settings = {key: getattr(planned.search, key) for key in keys}
     recipes = {
-        arm.name: [plan.arm(arm.name).runs[0].id for plan in planned.plans] for arm in planned.plans[0].arms
+        arm.name: [plan.arm(arm.name).runs[0].id for plan in planned.plans]
+        for arm in planned.plans[0].arms
     }
-    content = {"format": _FORMAT, **settings, "first": planned.first, "recipes": recipes}
+    content = {
+        "format": _FORMAT,
+        **settings,
+        "first": planned.first,
+        "recipes": recipes,
+    }
     path = store.path / LOCK
     try:
         locked = read_record(path)
     except FileNotFoundError:
         if (store.path / "runs").exists():
-            raise UserError(f"{store.path} holds a study of this name (give the search another)") from None
+            raise UserError(
+                f"{store.path} holds a study of this name (give the search another)"
+            ) from None
         write_record(path, content)
         return
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error} (remove it to go on with the search as the file is now)") from None
+        raise UserError(
+            f"{path}: {error} (remove it to go on with the search as the file is now)"
+        ) from None
     plain = json.loads(json.dumps(content))
     changed = [key for key in plain if locked.get(key) != plain[key]]
     if changed:
@@ -201,7 +260,9 @@ def check_same(planned: SearchPlan, store: StudyStore) -> None:
         )
 
 
-def result_of(planned: SearchPlan, store: StudyStore, budget: int, name: str) -> TrialResult:
+def result_of(
+    planned: SearchPlan, store: StudyStore, budget: int, name: str
+) -> TrialResult:
     """Return the result of a run that ended or failed: loss or token cost, and step time over the baseline's.
 
     Raises:
@@ -213,7 +274,9 @@ def result_of(planned: SearchPlan, store: StudyStore, budget: int, name: str) ->
         return TrialResult(failed=status.message or "failed")
     has_diverged = status.state == "diverged"
     if has_diverged and name == planned.baseline:
-        raise UserError(f"the baseline '{name}' diverged, so that there is nothing to hold recipes against")
+        raise UserError(
+            f"the baseline '{name}' diverged, so that there is nothing to hold recipes against"
+        )
     violation = DIVERGED if has_diverged else None
     time = planned.times[name]
     if planned.search.objective == "loss":
@@ -231,11 +294,15 @@ def result_of(planned: SearchPlan, store: StudyStore, budget: int, name: str) ->
     tokens = None if has_diverged else _tokens_to(target, losses)
     if tokens is None and not has_diverged:
         violation = max(losses[max(losses)] - target.val_loss, 1e-9)
-    return TrialResult(values=((tokens or budget) / baseline_tokens - 1, time), violation=violation)
+    return TrialResult(
+        values=((tokens or budget) / baseline_tokens - 1, time), violation=violation
+    )
 
 
 def _tokens_to(target: Target, losses: Losses) -> float | None:
-    crossing = find_crossing(list(losses), list(losses.values()), target.val_loss, target.crossing)
+    crossing = find_crossing(
+        list(losses), list(losses.values()), target.val_loss, target.crossing
+    )
     return None if crossing is None else crossing[1]
 
 
@@ -258,9 +325,13 @@ def confirm_study(planned: SearchPlan, names: Sequence[str], source: str) -> str
         "seeds": list(range(first_seed, first_seed + SEEDS)),
     }
     sections = {
-        name: getattr(baseline.config, name) for name in ("model", "data", "training", "backend", "trainer")
+        name: getattr(baseline.config, name)
+        for name in ("model", "data", "training", "backend", "trainer")
     }
     specs = {arm.name: arm.recipe_spec for arm in planned.study.arms}
-    arms = {name: {"recipe": written_short(specs[name]) or "bf16"} for name in (planned.baseline, *names)}
+    arms = {
+        name: {"recipe": written_short(specs[name]) or "bf16"}
+        for name in (planned.baseline, *names)
+    }
     comment = f"Written by `ablate search {source}`; `ablate run` of this file confirms what it found."
     return study_text(comment, head, sections | {"resources": baseline.resources}, arms)

@@ -56,9 +56,13 @@ def propose_values(
         yield dict(shared)
         if tuning.sampler == "grid":
             yield from combinations(fields)
-        elif len(seen) >= 2 * (1 + len(fields)):  # the first points are spread over the space
+        elif len(seen) >= 2 * (
+            1 + len(fields)
+        ):  # the first points are spread over the space
             options = {"n_startup_trials": 1, "multivariate": len(fields) > 1}
-            for values in suggestions(seen, distributions, seed_of(tuning.seeds[0], seed), **options):
+            for values in suggestions(
+                seen, distributions, seed_of(tuning.seeds[0], seed), **options
+            ):
                 yield {name: fields[name].tidy(value) for name, value in values.items()}
         for index in range(len(seen), len(seen) + _POINTS):
             yield spread_point(fields, index)
@@ -69,7 +73,11 @@ def propose_values(
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the complete trial with the lowest loss and without diverged runs, or None."""
-    good = [trial for trial in trials if trial.state.name == "COMPLETE" and not violation(trial)]
+    good = [
+        trial
+        for trial in trials
+        if trial.state.name == "COMPLETE" and not violation(trial)
+    ]
     return min(good, key=lambda trial: (trial.values, trial.number), default=None)
 
 
@@ -82,7 +90,9 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
     groups = []
     for group in tuning.groups:
 
-        def propose(seen: Sequence[FrozenTrial], seed: int, group: GroupTuning = group) -> FrozenTrial:
+        def propose(
+            seen: Sequence[FrozenTrial], seed: int, group: GroupTuning = group
+        ) -> FrozenTrial:
             trial = propose_values(tuning, group.shared, seen, seed)
             trial.user_attrs["runs"] = trial_ids(plan, tuning, group, trial.params)
             return trial
@@ -94,7 +104,9 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
                 study=open_study(storage, study_name),
                 propose=propose,
                 num_trials=tuning.trials,
-                watched_from=round(tuning.budget * _WATCHED_FROM) if tuning.prune else None,
+                watched_from=round(tuning.budget * _WATCHED_FROM)
+                if tuning.prune
+                else None,
             )
         )
 
@@ -103,7 +115,9 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
         return trial_plan(plan, tuning, numbered)
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        every = ((group, trial) for group in groups for trial in group.study.get_trials())
+        every = (
+            (group, trial) for group in groups for trial in group.study.get_trials()
+        )
         runs.store.write_plan(plan_of(every))
         runs.train(asked, plan_of((trial.group, trial.trial) for trial in asked))
         return [_result(runs, trial) for trial in asked]
@@ -127,11 +141,17 @@ def _result(runs: TrialRuns, asked: Asked) -> TrialResult:
     if not all(state in END_STATES for state in states):
         return TrialResult(curve=curve)
     loss = fmean(end_loss(runs.store.run(run_id)) for run_id in asked.run_ids)
-    return TrialResult(values=(loss,), violation=float(states.count("diverged")), curve=curve)
+    return TrialResult(
+        values=(loss,), violation=float(states.count("diverged")), curve=curve
+    )
 
 
 def _ended_group(
-    store: StudyStore, group: GroupTuning, trials: Sequence[FrozenTrial], *, is_done: bool
+    store: StudyStore,
+    group: GroupTuning,
+    trials: Sequence[FrozenTrial],
+    *,
+    is_done: bool,
 ) -> GroupTuning:
     """Add its told trials to a group, and the best values once the search is done."""
     records = []

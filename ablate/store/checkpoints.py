@@ -133,7 +133,11 @@ def save_part(
     temporary = folder / f".{target.name}.{os.getpid()}"
     try:
         write_tensors(temporary, tensors)
-        part = {"name": target.name, "bytes": temporary.stat().st_size, "hash": _hash(temporary)}
+        part = {
+            "name": target.name,
+            "bytes": temporary.stat().st_size,
+            "hash": _hash(temporary),
+        }
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -141,12 +145,18 @@ def save_part(
     return part
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
     """Write and sync a safetensors file; raises ``OSError``."""
     from safetensors.torch import save_file
 
     with as_os_error():
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            path,
+            metadata=metadata,
+        )
     with path.open("rb+") as file:  # safetensors may have written through mapped memory
         os.fsync(file.fileno())
 
@@ -194,7 +204,9 @@ def save_manifest(
         "rows": rows,
         "fingerprints": list(fingerprints),
     }
-    if prefix is not None and not prefix.exists():  # first: a run that is killed here comes here again
+    if (
+        prefix is not None and not prefix.exists()
+    ):  # first: a run that is killed here comes here again
         draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -234,13 +246,17 @@ def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
         copy = target / _FOLDER / part["name"]
         copy.unlink(missing_ok=True)
         try:
-            copy.hardlink_to(source)  # such a file is never written again, only replaced
+            copy.hardlink_to(
+                source
+            )  # such a file is never written again, only replaced
         except OSError:  # a file system without hard links
             shutil.copyfile(source, copy)
     write_record(_manifest_path(target / _FOLDER, manifest["step"]), manifest)
 
 
-def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[Checkpoint | None, list[str]]:
+def load_newest(
+    folder: Path, prefix: tuple[Path, int] | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Load the newest good checkpoint, or None; also return a line for each newer one that was skipped.
 
     ``prefix``: folder and step of a state with which a run begins that has no good checkpoint of its own. Its
@@ -257,8 +273,12 @@ def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[C
         source = prefix_folder / _FOLDER
         try:
             load_step(source, step)
-            _copy_state(source, read_record(_manifest_path(source, step)), folder.parent)
-            lines.append(f"its first {step} steps are those of other runs: taken from {prefix_folder.name}")
+            _copy_state(
+                source, read_record(_manifest_path(source, step)), folder.parent
+            )
+            lines.append(
+                f"its first {step} steps are those of other runs: taken from {prefix_folder.name}"
+            )
             return load_step(folder, step), lines
         except _BAD as error:
             lines.append(f"prefix {prefix_folder.name}: {error}")
@@ -267,7 +287,10 @@ def load_newest(folder: Path, prefix: tuple[Path, int] | None = None) -> tuple[C
 
 def newest_step(folder: Path) -> int:
     """Find the step of the newest checkpoint, good or not; 0 without one."""
-    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0)
+    return max(
+        (int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()),
+        default=0,
+    )
 
 
 def checkpointed_rows(folder: Path, name: str) -> tuple[bytes, list[str]]:
@@ -306,7 +329,12 @@ def load_step(folder: Path, step: int) -> Checkpoint:
         if file.stat().st_size != part["bytes"] or _hash(file) != part["hash"]:
             raise ValueError("its tensors are damaged")
         with as_os_error(), safe_open(file, framework="pt") as tensors:
-            shapes.append({name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()})  # noqa: SIM118
+            shapes.append(
+                {
+                    name: tuple(tensors.get_slice(name).get_shape())
+                    for name in tensors.keys()  # noqa: SIM118
+                }
+            )
         files.append(file)
     tensors_by_name = {}
     for name, shape in shapes[0].items():
@@ -322,7 +350,10 @@ def load_step(folder: Path, step: int) -> Checkpoint:
         step=int(manifest["step"]),
         tensors=tensors_by_name,
         numbers=dict(manifest["numbers"]),
-        rows={name: len(_rows_before(path, known, name)) for name, known in manifest["rows"].items()},
+        rows={
+            name: len(_rows_before(path, known, name))
+            for name, known in manifest["rows"].items()
+        },
         fingerprints=tuple(manifest["fingerprints"]),
     )
 
@@ -341,4 +372,6 @@ def _rows_before(manifest: Path, known: tuple[int, str], name: str) -> bytes:
 
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.blake2b(digest_size=16)
+        ).hexdigest()

@@ -111,7 +111,9 @@ class Leases:
         ``given_up``: an attempt on another machine that the caller has already found dead. A new ``Leases``
         cannot know that from its first look.
         """
-        latest = self.latest()  # looked up once: the claim must follow the very attempt that was checked
+        latest = (
+            self.latest()
+        )  # looked up once: the claim must follow the very attempt that was checked
         if latest != given_up and self.is_held(latest):
             return None
         self.now = steady_time()
@@ -130,7 +132,9 @@ class Leases:
         target = self.path(latest + 1)
         try:
             os.link(draft, target)
-        except OSError:  # taken, or a file system without hard links: created first, filled after
+        except (
+            OSError
+        ):  # taken, or a file system without hard links: created first, filled after
             try:
                 with target.open("xb") as file:
                     file.write(draft.read_bytes())
@@ -185,7 +189,11 @@ def this_machine() -> str:
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with contextlib.suppress(OSError):
             entry = Path(path)
-            parts.append(str(entry.readlink()) if entry.is_symlink() else entry.read_text().strip())
+            parts.append(
+                str(entry.readlink())
+                if entry.is_symlink()
+                else entry.read_text().strip()
+            )
     return " ".join(parts)
 
 

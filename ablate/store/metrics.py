@@ -26,7 +26,9 @@ _MOST_TOKENS = 1 << 62
 _LARGEST = 1e300
 
 
-def new_lines(path: Path, offset: int = 0, most_bytes: int = -1) -> tuple[list[bytes], int]:
+def new_lines(
+    path: Path, offset: int = 0, most_bytes: int = -1
+) -> tuple[list[bytes], int]:
     """Read the complete lines of a file from ``offset`` on; return them and the offset after them.
 
     ``most_bytes``: about how much to read, at least one line; -1: all. A missing file has no lines.
@@ -71,7 +73,11 @@ def number_in(row: dict[str, Any], name: str) -> float | None:
     """Return the number ``name`` of a row, None if it is missing, not a number or not finite."""
     value: Any = row.get(name)
     # The bound comes first: an integer of JSON may be larger than any float.
-    return float(value) if type(value) in (int, float) and -_LARGEST < value < _LARGEST else None
+    return (
+        float(value)
+        if type(value) in (int, float) and -_LARGEST < value < _LARGEST
+        else None
+    )
 
 
 def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:

@@ -153,7 +153,9 @@ class LockedArm:
     ) -> dict[str, tuple[Any, Any]]:
         """Return ``differs`` with these values of training."""
         differs = {
-            key: pair for key, pair in self.differs.items() if key.removeprefix("training.") not in values
+            key: pair
+            for key, pair in self.differs.items()
+            if key.removeprefix("training.") not in values
         }
         for key, value in values.items():
             if value != baseline_values[key]:

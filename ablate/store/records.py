@@ -41,7 +41,9 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
 def stored(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are checked: an object in a file of the store."""
     return dataclass(frozen=True, kw_only=True, config=PLAIN)(cls)  # type: ignore[return-value]
@@ -107,7 +109,9 @@ class RecordedConfig:
     def with_training(self, **values: Any) -> RecordedConfig:
         """Return a copy with these values of ``training``, also in ``whole``."""
         training = (self.training or {}) | values
-        return replace(self, training=training, whole=self.whole | {"training": training})
+        return replace(
+            self, training=training, whole=self.whole | {"training": training}
+        )
 
 
 @stored
@@ -156,7 +160,9 @@ class Speed:
 
     arm: Text
     run: Text
-    tokens_per_sec: Annotated[tuple[Annotated[Number, Field(gt=0, lt=1e300)], ...], Field(min_length=1)]
+    tokens_per_sec: Annotated[
+        tuple[Annotated[Number, Field(gt=0, lt=1e300)], ...], Field(min_length=1)
+    ]
     median: Number
     spread: Number
     over_baseline: Number | None = None
@@ -201,4 +207,6 @@ def with_whole(kind: type[T], content: object) -> T:
     Raises:
         ValueError: the content does not fit; one line that names the place.
     """
-    return checked(kind, {**content, "whole": content} if isinstance(content, dict) else content)
+    return checked(
+        kind, {**content, "whole": content} if isinstance(content, dict) else content
+    )

@@ -36,14 +36,29 @@ from ablate.store.records import Number, Text, Tokens, checked
 if TYPE_CHECKING:
     from pathlib import Path
 
-State = Literal["pending", "running", "finished", "diverged", "failed", "interrupted", "stopped", "damaged"]
+State = Literal[
+    "pending",
+    "running",
+    "finished",
+    "diverged",
+    "failed",
+    "interrupted",
+    "stopped",
+    "damaged",
+]
 """``stopped``: ended because its result was no longer needed. It has no result, and keeps its checkpoint.
 ``damaged``: its files have changed. This state is never written, only found."""
 STATES: tuple[State, ...] = get_args(State)
 END_STATES: frozenset[State] = frozenset({"finished", "diverged"})
 """States of runs that have a result and are never run again."""
 
-_SEALED = ("config.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl", "routes.jsonl")
+_SEALED = (
+    "config.json",
+    "environment.json",
+    "metrics.jsonl",
+    "diagnostics.jsonl",
+    "routes.jsonl",
+)
 _OF_THE_END = ("ended_unix", "outcome", "message")
 
 _Seconds = Annotated[Number, Field(gt=-1 << 62, lt=1 << 62)]
@@ -114,7 +129,9 @@ class RunDir:
 
     def attempt_log(self, attempt: int, node: int = 0) -> Path:
         """Return the path of an attempt's log on a node; attempts count from 1, nodes from 0."""
-        return self.attempts / (f"{attempt}.node{node}.log" if node else f"{attempt}.log")
+        return self.attempts / (
+            f"{attempt}.node{node}.log" if node else f"{attempt}.log"
+        )
 
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write the configuration."""
@@ -131,7 +148,9 @@ class RunDir:
         Raises:
             ValueError: the file was altered.
         """
-        return read_record(self.environment_path) if self.environment_path.exists() else {}
+        return (
+            read_record(self.environment_path) if self.environment_path.exists() else {}
+        )
 
     def status(self) -> Status:
         """Read the status: ``pending`` before the run begins, ``damaged`` if the status file is bad or gone.
@@ -188,13 +207,18 @@ class RunDir:
         hashes = {}
         folder = str(self.path)  # Path is slow for thousands of runs
         for name in _SEALED:
-            with contextlib.suppress(FileNotFoundError), open(f"{folder}/{name}", "rb") as file:  # noqa: PTH123
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open(f"{folder}/{name}", "rb") as file,  # noqa: PTH123
+            ):
                 hashes[name] = hash_of(file.read())
         ledger = f"attempts/{attempt}.json"
         try:
             record = read_record(self.path / ledger)
             # How the attempt ended is written after the status, so it is not hashed.
-            begun = {key: value for key, value in record.items() if key not in _OF_THE_END}
+            begun = {
+                key: value for key, value in record.items() if key not in _OF_THE_END
+            }
             hashes[ledger] = hash_of(record_text(begun))
         except FileNotFoundError:
             pass
@@ -211,7 +235,10 @@ class RunDir:
         sealed = None
         if status.state in END_STATES:
             sealed = self._hashes(status.attempt) | (rows or {})
-        write_record(self.status_path, asdict(status) | {"updated_unix": time.time(), "files": sealed})
+        write_record(
+            self.status_path,
+            asdict(status) | {"updated_unix": time.time(), "files": sealed},
+        )
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Read the rows, or those of a kind, in the order written; damaged rows are left out."""
@@ -261,7 +288,9 @@ class StudyStore:
         except ValueError as error:
             start = command_line("run", self.path.name, storage=self.path.parent)
             hint = f"write it again with: {start}, or import it again"
-            raise UserError(f"{self.plan_path}: not a plan: {error}", hint=hint) from None
+            raise UserError(
+                f"{self.plan_path}: not a plan: {error}", hint=hint
+            ) from None
         return plan
 
     def begun(self) -> set[str]:
@@ -284,11 +313,15 @@ class StudyStore:
         except (OSError, UserError):
             return 0
         run_ids = {run.id for _, run in plan.runs()}
-        lost = {run.id for _, run in earlier.runs() if run.id not in run_ids} & self.begun()
+        lost = {
+            run.id for _, run in earlier.runs() if run.id not in run_ids
+        } & self.begun()
         if plan.settings and (lost or plan.differs_from(earlier)):
             name = shlex.quote(f"name={plan.study}-2")
             hint = f"give this one a name of its own, such as --set {name}"
-            raise UserError(f"--set: {self.path} holds this study with other settings", hint=hint)
+            raise UserError(
+                f"--set: {self.path} holds this study with other settings", hint=hint
+            )
         return len(lost)
 
     def run(self, run_id: str) -> RunDir:
@@ -321,7 +354,9 @@ def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyS
         fault = f"{storage / name / 'plan.lock.json'} is gone"
         raise UserError(fault, hint=f"write it again with: {start}")
     names = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
-    hint = f"studies here: {', '.join(names)}" if names else "no study has run there yet"
+    hint = (
+        f"studies here: {', '.join(names)}" if names else "no study has run there yet"
+    )
     if start:
         hint += f"; start it with: {start}"
     else:

@@ -51,12 +51,16 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
                 store.write_plan(plan)
             fcntl.flock(file, fcntl.LOCK_SH)
             is_same = False
-            with contextlib.suppress(OSError, UserError):  # the study may have been removed meanwhile
+            with contextlib.suppress(
+                OSError, UserError
+            ):  # the study may have been removed meanwhile
                 holder = lock.read_text(encoding="utf-8").strip() or holder
                 is_there = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
                 is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)
             if is_same:
-                lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+                lock.write_text(
+                    f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8"
+                )
                 yield not is_alone
                 return
         time.sleep(_PAUSE_SEC)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import likely
 from ablate.data.identity import field_faults
-from ablate.recipes import GEMMS, SHORT_RECIPES, Recipe, SenselessRecipe, describe, read_recipe, resolve
+from ablate.recipes import (
+    GEMMS,
+    SHORT_RECIPES,
+    Recipe,
+    SenselessRecipe,
+    describe,
+    read_recipe,
+    resolve,
+)
 from ablate.recipes.place import phases_of
 from ablate.run.architecture import model_places
 from ablate.run.command import Command
@@ -40,7 +48,9 @@ if TYPE_CHECKING:
     from ablate.study.source import Path
 
 _NODES = Misfit(
-    "nodes are those of a command", "devices_per_run may lie on several machines", ("resources.nodes",)
+    "nodes are those of a command",
+    "devices_per_run may lie on several machines",
+    ("resources.nodes",),
 )
 _LABEL_HINT = "give the values labels: {label: value}"
 
@@ -69,7 +79,11 @@ class Arms:
         for place, is_used in self._is_size_used.items():
             if not is_used:
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
-                faults.add(place, "expected a Hadamard in an arm with this size, got none", hint)
+                faults.add(
+                    place,
+                    "expected a Hadamard in an arm with this size, got none",
+                    hint,
+                )
 
     # ---- parts -----------------------------------------------------------------------------------------
 
@@ -83,7 +97,9 @@ class Arms:
         parts = self._parts_at("base")
         self._check(Parts((parts,)))
         budgets = self._source.get("search", "budgets")
-        if isinstance(budgets, list) and budgets:  # the arms of a search are checked at its smallest budget
+        if (
+            isinstance(budgets, list) and budgets
+        ):  # the arms of a search are checked at its smallest budget
             parts = (*parts, Part(("search", "budgets", 0), ("training", "tokens")))
         return Parts((parts,))
 
@@ -124,16 +140,25 @@ class Arms:
             if cell.excluded:
                 self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
             else:
-                levels = [Part(level.place, tuple(level.factor.split("."))) for level in cell.levels]
-                levels.sort(key=lambda part: len(part.sets))  # a section before its fields
-                arm = self._add(cell.name, replace(inherited.under(*levels), is_cell=True))
+                levels = [
+                    Part(level.place, tuple(level.factor.split(".")))
+                    for level in cell.levels
+                ]
+                levels.sort(
+                    key=lambda part: len(part.sets)
+                )  # a section before its fields
+                arm = self._add(
+                    cell.name, replace(inherited.under(*levels), is_cell=True)
+                )
             self.cells.append((cell, arm))
 
     # ---- one arm ---------------------------------------------------------------------------------------
 
     def add_fault(self, name: str, parts: Parts, misfit: Misfit) -> None:
         """Add a fault at a field to blame that the file writes, else at the arm's recipe, else at the arm."""
-        place = locate(self._source, parts, *misfit.fields) or locate(self._source, parts, "recipe")
+        place = locate(self._source, parts, *misfit.fields) or locate(
+            self._source, parts, "recipe"
+        )
         place = place or _home(name, parts)
         arm = None if place[:2] == ("arms", name) else name
         self.faults.add(place, misfit.message, misfit.hint, arm=arm)
@@ -159,11 +184,17 @@ class Arms:
         for misfit in misfits:
             self.add_fault(name, parts, misfit)
         needed = ("model", "data", "training", "resources", "backend")
-        if spec is None or recipe is None or any(config[section] is None for section in needed):
+        if (
+            spec is None
+            or recipe is None
+            or any(config[section] is None for section in needed)
+        ):
             return None
         if not checks.can_be_listed(config["model"]):
             return None
-        description = None if parts.is_cell else self._source.get("arms", name, "description")
+        description = (
+            None if parts.is_cell else self._source.get("arms", name, "description")
+        )
         return ResolvedArm(
             name=name,
             description=description if isinstance(description, str) else None,
@@ -188,13 +219,17 @@ class Arms:
         self.add_fault(name, parts, Misfit(str(fault), hint, (".".join(keys),)))
         return False
 
-    def _note_hadamard_size(self, parts: Parts, section: Built, recipe: Recipe | None) -> None:
+    def _note_hadamard_size(
+        self, parts: Parts, section: Built, recipe: Recipe | None
+    ) -> None:
         """Note whether the Hadamard size that the arm's recipe writes has a Hadamard in this arm."""
         if "hadamard_size" not in section.written:
             return
         place = locate(self._source, parts, "recipe.hadamard_size")
         assert place is not None
-        is_used = recipe is None or any(policy.hadamard for *_, policy in recipe.operands())
+        is_used = recipe is None or any(
+            policy.hadamard for *_, policy in recipe.operands()
+        )
         self._is_size_used[place] = self._is_size_used.get(place, False) or is_used
 
     # ---- named arms and cells --------------------------------------------------------------------------
@@ -209,7 +244,9 @@ class Arms:
                 return None
             if rule:
                 hint = f"{rule}; {_LABEL_HINT}"
-                self.faults.add(place, "the values make names that cannot name an arm", hint)
+                self.faults.add(
+                    place, "the values make names that cannot name an arm", hint
+                )
                 return None
         elif rule:
             self.faults.add(place, "cannot name an arm", rule)
@@ -219,18 +256,25 @@ class Arms:
             self._check_recipe_name(arm)
         content = content_of(arm)
         # A fork that changes nothing is its parent.
-        if arm.fork is not None and arm.fork.arm not in (name, self._by_content.get(content)):
+        if arm.fork is not None and arm.fork.arm not in (
+            name,
+            self._by_content.get(content),
+        ):
             content = (*content, arm.fork.arm, str(arm.fork.tokens))
         same = self._by_content.get(content)
         if same is None:
             if name in self.arms:
-                self.faults.add(place, f"two different arms would be called '{name}'", _LABEL_HINT)
+                self.faults.add(
+                    place, f"two different arms would be called '{name}'", _LABEL_HINT
+                )
                 return None
             self.arms[name] = arm
             self._by_content[content] = name
         elif parts.is_cell:
             self.folded[name] = same
-        elif not self.faults.any_within("arms", name):  # else it may differ in what cannot be read
+        elif not self.faults.any_within(
+            "arms", name
+        ):  # else it may differ in what cannot be read
             self.refuse_same(arm, same)
         return self._by_content[content]
 
@@ -243,13 +287,21 @@ class Arms:
         # Rules may keep some layers in high precision, but bf16 must hold for all layers.
         recipes = arm.recipe.parts if word == "bf16" else (arm.recipe,)
         named = read_recipe(word)
-        if all(recipe.gemm(gemm) == named.gemm(gemm) for recipe in recipes for gemm in GEMMS):
+        if all(
+            recipe.gemm(gemm) == named.gemm(gemm)
+            for recipe in recipes
+            for gemm in GEMMS
+        ):
             return
         got = describe(arm.recipe)
         if not writes_recipe:
             got += ", which it inherits"
         hint = f"write {arm.name}: {{recipe: {word}}}, or take another name"
-        self.faults.add(("arms", arm.name, KEY), f"expected the recipe that its name says, got {got}", hint)
+        self.faults.add(
+            ("arms", arm.name, KEY),
+            f"expected the recipe that its name says, got {got}",
+            hint,
+        )
 
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
         """Add the fault that ``arm`` equals the arm named ``same``."""
@@ -261,7 +313,9 @@ def _home(name: str, parts: Parts) -> Path:
     return ("grid", "factors", KEY) if parts.is_cell else ("arms", name, KEY)
 
 
-def _misfits(config: dict[str, Any], built: dict[str, Built], recipe: Recipe | None) -> list[Misfit]:
+def _misfits(
+    config: dict[str, Any], built: dict[str, Built], recipe: Recipe | None
+) -> list[Misfit]:
     """List what does not fit in an arm whose sections may have faults; a section with one is None."""
     model, data, training = config["model"], config["data"], config["training"]
     resources, trainer = config["resources"], config["trainer"]
@@ -309,5 +363,14 @@ def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     recipe = arm.recipe
     if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
         recipe = _without_idle_parts(arm.model, recipe)
-    trainer = arm.trainer.text if isinstance(arm.trainer, Command) else arm.trainer or ""
-    return (arm.backend, trainer, recipe.text, arm.model.text, arm.data.text, arm.training.text)
+    trainer = (
+        arm.trainer.text if isinstance(arm.trainer, Command) else arm.trainer or ""
+    )
+    return (
+        arm.backend,
+        trainer,
+        recipe.text,
+        arm.model.text,
+        arm.data.text,
+        arm.training.text,
+    )

@@ -45,7 +45,9 @@ def _broken(section: str, *rules: tuple[Any, str, str | None, str]) -> Iterator[
     """Yield the broken rules. A rule: whether it is broken, what is wrong, hint, keys split by spaces."""
     for is_broken, message, hint, keys in rules:
         if is_broken:
-            yield Misfit(message, hint, tuple(f"{section}.{key}" for key in keys.split()))
+            yield Misfit(
+                message, hint, tuple(f"{section}.{key}" for key in keys.split())
+            )
 
 
 def can_be_listed(model: ModelConfig) -> bool:
@@ -56,11 +58,19 @@ def can_be_listed(model: ModelConfig) -> bool:
 def model_misfits(model: ModelConfig, written: Collection[str]) -> Iterator[Misfit]:
     """Check a model; ``written``: the fields that the file writes."""
     if model.hf is not None and model.function is not None:
-        yield Misfit("a second model: hf beside function", "give one of them", ("model.function",))
+        yield Misfit(
+            "a second model: hf beside function",
+            "give one of them",
+            ("model.function",),
+        )
     elif model.hf is not None:
-        yield from _unused_fields(model, written, "hf", ("hf", "options", "allow", "pretrained"))
+        yield from _unused_fields(
+            model, written, "hf", ("hf", "options", "allow", "pretrained")
+        )
     elif model.function is not None:
-        yield from _unused_fields(model, written, "function", ("function", "options", "allow"))
+        yield from _unused_fields(
+            model, written, "function", ("function", "options", "allow")
+        )
     else:
         yield from _built_in_misfits(model)
 
@@ -72,7 +82,11 @@ def _unused_fields(
     for key in written:
         if key not in used and getattr(model, key, None) is not None:
             hint = "options: {…} changes its configuration or its arguments"
-            yield Misfit(f"{key} belongs to the built-in model, not to {kind}", hint, (f"model.{key}",))
+            yield Misfit(
+                f"{key} belongs to the built-in model, not to {kind}",
+                hint,
+                (f"model.{key}",),
+            )
             return
 
 
@@ -86,13 +100,33 @@ def _built_in_misfits(model: ModelConfig) -> Iterator[Misfit]:
     nearest = _nearest(width, heads if is_gpt else 2 * heads)
     yield from _broken(
         "model",
-        (not can_be_listed(model), f"more than {MAX_LAYERS} linear layers", None, "layers experts"),
+        (
+            not can_be_listed(model),
+            f"more than {MAX_LAYERS} linear layers",
+            None,
+            "layers experts",
+        ),
         (model.pretrained, "pretrained needs hf", None, "pretrained"),
         (model.options, "options needs hf or function", None, "options"),
         (model.allow, "allow needs hf or function", None, "allow"),
-        (is_gpt and kv_heads, "architecture gpt takes no kv_heads", None, "kv_heads architecture"),
-        (is_gpt and experts, "architecture gpt takes no experts", None, "experts architecture"),
-        (model.routing != "learned" and not experts, "routing needs experts", None, "routing experts"),
+        (
+            is_gpt and kv_heads,
+            "architecture gpt takes no kv_heads",
+            None,
+            "kv_heads architecture",
+        ),
+        (
+            is_gpt and experts,
+            "architecture gpt takes no experts",
+            None,
+            "experts architecture",
+        ),
+        (
+            model.routing != "learned" and not experts,
+            "routing needs experts",
+            None,
+            "routing experts",
+        ),
         (
             experts is not None and model.experts_per_token > experts,
             f"experts_per_token {model.experts_per_token} exceeds experts {experts}",
@@ -183,19 +217,29 @@ def budget_misfits(training: TrainingConfig, recipe: Recipe | None) -> Iterator[
             yield _of_recipe(message, "no window would ever end", "deoscillate")
 
 
-def device_misfits(training: TrainingConfig, resources: ResourcesConfig) -> Iterator[Misfit]:
+def device_misfits(
+    training: TrainingConfig, resources: ResourcesConfig
+) -> Iterator[Misfit]:
     """Check that a run's devices share its batch evenly."""
     devices = resources.devices_per_run
     micro_batch = training.micro_batch_size or 1
-    if training.batch_size % micro_batch == 0 and training.batch_size % (devices * micro_batch):
+    if training.batch_size % micro_batch == 0 and training.batch_size % (
+        devices * micro_batch
+    ):
         message = f"batch_size {training.batch_size} is not a multiple of devices_per_run {devices}"
         if training.micro_batch_size:
             message += f" × micro_batch_size {micro_batch}"
-        fields = ("resources.devices_per_run", "training.micro_batch_size", "training.batch_size")
+        fields = (
+            "resources.devices_per_run",
+            "training.micro_batch_size",
+            "training.batch_size",
+        )
         yield Misfit(message, None, fields)
 
 
-def share_misfits(resources: ResourcesConfig, trainer: str | Command | None) -> Iterator[Misfit]:
+def share_misfits(
+    resources: ResourcesConfig, trainer: str | Command | None
+) -> Iterator[Misfit]:
     """Check that a share of a GPU is asked for by a run of one process of ours."""
     if resources.gpus == AUTO or isinstance(resources.gpus, int):
         return
@@ -206,7 +250,11 @@ def share_misfits(resources: ResourcesConfig, trainer: str | Command | None) -> 
     else:
         return
     message = f"{resources.gpus:g} of a GPU: {reason}"
-    yield Misfit(message, "write resources.gpus: 1 or more", ("resources.gpus", "resources.devices_per_run"))
+    yield Misfit(
+        message,
+        "write resources.gpus: 1 or more",
+        ("resources.gpus", "resources.devices_per_run"),
+    )
 
 
 def _nearest(size: int, divisor: int) -> str:
@@ -233,7 +281,9 @@ def layer_misfits(
     for layer in layers:
         for inputs, outputs in _sides(layer, model):
             for phase in phases_of(recipe, places[layer.name]):
-                fault = features_fault(phase.recipe, layer.name, inputs=inputs, outputs=outputs)
+                fault = features_fault(
+                    phase.recipe, layer.name, inputs=inputs, outputs=outputs
+                )
                 if fault is not None:
                     message, size, divisor = fault
                     hint = "give the layer a rule of its own: layers: [{match: …, recipe: bf16}]"
@@ -278,11 +328,15 @@ def phase_misfits(recipe: Recipe, tokens: int) -> Iterator[Misfit]:
     for index, phase in enumerate(recipe.phases):
         start = phase.start(tokens)
         if start >= tokens:
-            message = f"a phase from token {start} on, but the budget is {tokens} tokens"
+            message = (
+                f"a phase from token {start} on, but the budget is {tokens} tokens"
+            )
             yield _of_recipe(message, "it would never begin", f"phases.{index}")
         elif start <= earlier:
             message = f"a phase from token {start} on, not after the one before it ({earlier})"
-            yield _of_recipe(message, "phases stand in the order of their starts", f"phases.{index}")
+            yield _of_recipe(
+                message, "phases stand in the order of their starts", f"phases.{index}"
+            )
         earlier = max(earlier, start)
 
 
@@ -302,7 +356,8 @@ def ready_command(
     if training is None or resources is None:
         return command, []
     misfits = [
-        Misfit(message, hint, (f"trainer.{key}", "trainer")) for message, hint, key in command.faults()
+        Misfit(message, hint, (f"trainer.{key}", "trainer"))
+        for message, hint, key in command.faults()
     ]
     misfits += _without_effect(built)
     misfits += _device_faults(command, resources)
@@ -310,7 +365,9 @@ def ready_command(
         if built["recipe"].written:
             hint = "trainer.recipes names the table for it; or leave it out and name the arm by "
             hint += "trainer.precision"
-            misfits.append(Misfit("the recipe does not reach the command", hint, ("recipe",)))
+            misfits.append(
+                Misfit("the recipe does not reach the command", hint, ("recipe",))
+            )
         return command, misfits
     if misfits or command.recipes in (None, READS_RECIPE):
         return command, misfits
@@ -320,27 +377,42 @@ def ready_command(
         return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
     if flags.args and "{recipe_args}" not in command.command:
         message = "the recipe's arguments have no place in the command"
-        return command, [Misfit(message, "add the word '{recipe_args}'", ("trainer.command",))]
+        return command, [
+            Misfit(message, "add the word '{recipe_args}'", ("trainer.command",))
+        ]
     return command.with_recipe(flags), []
 
 
 def _without_effect(built: Mapping[str, Built]) -> Iterator[Misfit]:
     """Yield the keys that mean nothing where a command trains."""
-    for section, reason in (("model", "builds its own model"), ("data", "reads its own data")):
+    for section, reason in (
+        ("model", "builds its own model"),
+        ("data", "reads its own data"),
+    ):
         for key in built[section].written:
             hint = "say it in the command's own words: trainer.args, trainer.files or trainer.version"
-            yield Misfit(f"{key} has no effect: the command {reason}", hint, (f"{section}.{key}",))
+            yield Misfit(
+                f"{key} has no effect: the command {reason}",
+                hint,
+                (f"{section}.{key}",),
+            )
     for key in built["training"].written:
         if key not in REACHES:
             hint = f"write it in trainer.args; of training only {', '.join(REACHES)} are read"
-            yield Misfit(f"{key} does not reach the command", hint, (f"training.{key}",))
+            yield Misfit(
+                f"{key} does not reach the command", hint, (f"training.{key}",)
+            )
 
 
 def _device_faults(command: Command, resources: ResourcesConfig) -> Iterator[Misfit]:
     if resources.devices_per_run > 1:
         gpus = resources.gpus if isinstance(resources.gpus, int) else 1
         hint = f"resources.gpus: {gpus * resources.devices_per_run} reserves them for one command"
-        yield Misfit("a command starts its own processes", hint, ("resources.devices_per_run",))
-    if resources.nodes > 1 and "{node_rank}" not in " ".join((*command.words, *command.env.values())):
+        yield Misfit(
+            "a command starts its own processes", hint, ("resources.devices_per_run",)
+        )
+    if resources.nodes > 1 and "{node_rank}" not in " ".join(
+        (*command.words, *command.env.values())
+    ):
         hint = "pass on {node_rank}, {num_nodes}, {master_addr} and {port}, as torchrun takes them"
         yield Misfit("nothing tells the nodes apart", hint, ("trainer.command",))

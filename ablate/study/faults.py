@@ -101,7 +101,14 @@ class Faults:
         """Whether a top-level part of the file, or an entry of one, has a fault."""
         return path in self._faulty
 
-    def add(self, path: Path, message: str, hint: str | None = None, *, arm: str | None = None) -> None:
+    def add(
+        self,
+        path: Path,
+        message: str,
+        hint: str | None = None,
+        *,
+        arm: str | None = None,
+    ) -> None:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
         self._faulty |= {path[:1], path[:2]}
         line, column, _ = self.source.place(path)
@@ -110,7 +117,9 @@ class Faults:
         text = f"{show_path(path)}: {message}" if path else message
         if arm is not None:
             hint = f"{hint}; in arm '{arm}'" if hint else f"in arm '{arm}'"
-        problem = Problem(file=self.source.file, line=line, column=column, what=text, hint=hint)
+        problem = Problem(
+            file=self.source.file, line=line, column=column, what=text, hint=hint
+        )
         self._problems.setdefault((line, column, message), problem)
 
     def problems(self) -> list[Problem]:
@@ -139,15 +148,25 @@ class Faults:
             context = fault.get("ctx", {})
             place = find(path)
             if kind == "unexpected_keyword_argument":
-                self.add((*place, KEY), "unknown key", _unknown_key(str(path[-1]), path[:-1], section))
+                self.add(
+                    (*place, KEY),
+                    "unknown key",
+                    _unknown_key(str(path[-1]), path[:-1], section),
+                )
             elif kind == "missing":
-                self.add(place, f"missing key '{path[-1]}'", _MISSING.get(str(path[-1])))
+                self.add(
+                    place, f"missing key '{path[-1]}'", _MISSING.get(str(path[-1]))
+                )
             elif kind == "said":
-                self.add(find((*path, *context["key"])), context["what"], context["hint"])
+                self.add(
+                    find((*path, *context["key"])), context["what"], context["hint"]
+                )
             elif kind == "literal_error" and fault["loc"][-1:] == ("[key]",):
                 self._add_word((*place, KEY), str(path[-1]), _words(context), path[-1])
             elif kind == "literal_error":
-                self._add_word(place, self.source.get(*place), _words(context), path[-1])
+                self._add_word(
+                    place, self.source.get(*place), _words(context), path[-1]
+                )
             elif kind == "dataclass_type" and place == ("target",):
                 self._add_target(place)
             else:
@@ -175,13 +194,20 @@ class Faults:
     def _add_target(self, place: Path) -> None:
         value = self.source.get(*place)
         loss = value if isinstance(value, int | float) else 3.3
-        hint = f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
+        hint = (
+            f"write {{val_loss: {loss}}} for nats per token, or {{perplexity: {loss}}}"
+        )
         self.add(place, "a target needs its unit", hint)
 
     def _add_value(self, place: Path, kind: str, context: dict[str, Any]) -> None:
-        limits = {name: f"{v:.15g}" if isinstance(v, float) else v for name, v in context.items()}
+        limits = {
+            name: f"{v:.15g}" if isinstance(v, float) else v
+            for name, v in context.items()
+        }
         expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(limits)
-        hint = _mend(kind, self.source.get(*place), place, self.source.place(place).text)
+        hint = _mend(
+            kind, self.source.get(*place), place, self.source.place(place).text
+        )
         self.add(place, f"expected {expected}, got {self.source.got(place)}", hint)
 
 
@@ -202,7 +228,11 @@ def _space(text: str) -> str | None:
 
 def _meant(word: str, known: Collection[str]) -> list[str]:
     """Return the known words that others call so."""
-    return [name for name, others in _ELSEWHERE.items() if name in known and word.lower() in others.split()]
+    return [
+        name
+        for name, others in _ELSEWHERE.items()
+        if name in known and word.lower() in others.split()
+    ]
 
 
 def _close(word: str, known: Collection[str]) -> str | None:
@@ -302,7 +332,9 @@ def bare(annotation: Any) -> Any:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
         elif get_origin(annotation) in (Union, UnionType):
-            annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+            annotation = next(
+                arg for arg in get_args(annotation) if arg is not type(None)
+            )
         else:
             return annotation
 

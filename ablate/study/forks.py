@@ -40,15 +40,25 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
     """
     written = dict(arms.arms)
     faults = arms.faults
-    forks = {name: _in_steps(arm, arm.fork, arms) for name, arm in written.items() if arm.fork is not None}
+    forks = {
+        name: _in_steps(arm, arm.fork, arms)
+        for name, arm in written.items()
+        if arm.fork is not None
+    }
     for name, fork in forks.items():
         arm = written[name]
         parent = written.get(fork.arm)
         misfit = next(_misfits(arm, parent, forks, names, faults.source), None)
         if misfit is not None:
             arms.add_fault(name, arm.parts, misfit)
-        elif parent is not None and content_of(arm) == content_of(parent) and parent is not arm:
-            arms.refuse_same(arm, fork.arm)  # ``Arms`` sees it only if the parent comes first in the file
+        elif (
+            parent is not None
+            and content_of(arm) == content_of(parent)
+            and parent is not arm
+        ):
+            arms.refuse_same(
+                arm, fork.arm
+            )  # ``Arms`` sees it only if the parent comes first in the file
         is_fork = misfit is None and fork.arm != name
         arms.arms[name] = replace(arm, fork=fork if is_fork else None)
     if not forks or faults:
@@ -61,7 +71,9 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
         if not _have_one_start(arm, base):
             message = f"the baseline '{base.name}' does not pass through the place where this arm begins"
             hint = "costs count from one place: fork both from one arm after as many tokens"
-            arms.add_fault(arm.name, arm.parts, Misfit(message, hint, ("fork.from", "fork")))
+            arms.add_fault(
+                arm.name, arm.parts, Misfit(message, hint, ("fork.from", "fork"))
+            )
 
 
 def _in_steps(arm: ResolvedArm, fork: ForkPoint, arms: Arms) -> ForkPoint:
@@ -92,8 +104,12 @@ def check_replays(arms: Arms, baseline: str) -> None:
         if message is None and is_tuned:
             message = "a study that tunes replays no routes"
         if message is not None:
-            hint = "replay takes the baseline's experts in another recipe, all else equal"
-            arms.add_fault(arm.name, arm.parts, Misfit(message, hint, ("model.routing",)))
+            hint = (
+                "replay takes the baseline's experts in another recipe, all else equal"
+            )
+            arms.add_fault(
+                arm.name, arm.parts, Misfit(message, hint, ("model.routing",))
+            )
 
 
 def _replay_fault(arm: ResolvedArm, base: ResolvedArm) -> str | None:
@@ -101,7 +117,9 @@ def _replay_fault(arm: ResolvedArm, base: ResolvedArm) -> str | None:
         return "the baseline replays nobody's routes"
     learned = replace(arm, model=replace(arm.model, routing="learned"))
     sections = ("model", "data", "training", "backend", "trainer", "fork")
-    different = [name for name in sections if getattr(learned, name) != getattr(base, name)]
+    different = [
+        name for name in sections if getattr(learned, name) != getattr(base, name)
+    ]
     if different:
         return f"the baseline '{base.name}' has another {'/'.join(different)}"
     if arm.trainer:
@@ -120,7 +138,10 @@ def _misfits(
     names: Collection[str],
     source: Source,
 ) -> Iterator[Misfit]:
-    for key, meaning in (("from", "the arm that it leaves"), ("at", "after how many tokens")):
+    for key, meaning in (
+        ("from", "the arm that it leaves"),
+        ("at", "after how many tokens"),
+    ):
         if locate(source, arm.parts, f"fork.{key}") is None:
             yield Misfit(f"missing key '{key}'", meaning, ("fork",))
     fork = forks[arm.name]
@@ -145,7 +166,9 @@ def _misfits(
             budget = plan_steps(run.training).tokens
             if fork.tokens >= budget:
                 message = f"a fork after {fork.tokens} tokens, but '{run.name}' trains {budget} tokens"
-                yield Misfit(message, "both in whole steps; fork before the end", ("fork.at",))
+                yield Misfit(
+                    message, "both in whole steps; fork before the end", ("fork.at",)
+                )
 
 
 def _different_state(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[Misfit]:
@@ -153,12 +176,17 @@ def _different_state(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[Misfit]:
     pairs = [("backend", arm.backend, parent.backend)]
     for name in ("model", "data", "training"):
         section = getattr(arm, name)
-        keys = _STATE if name == "training" else [field.name for field in fields(section)]
+        keys = (
+            _STATE if name == "training" else [field.name for field in fields(section)]
+        )
         other = getattr(parent, name)
-        pairs += [(f"{name}.{key}", getattr(section, key), getattr(other, key)) for key in keys]
+        pairs += [
+            (f"{name}.{key}", getattr(section, key), getattr(other, key))
+            for key in keys
+        ]
     for path, value, other in pairs:
         if value != other:
-            message = (
-                f"{path.rpartition('.')[2]} {value} cannot go on from '{parent.name}', which has {other}"
+            message = f"{path.rpartition('.')[2]} {value} cannot go on from '{parent.name}', which has {other}"
+            yield Misfit(
+                message, "a fork continues the same state and data", (path, "fork")
             )
-            yield Misfit(message, "a fork continues the same state and data", (path, "fork"))

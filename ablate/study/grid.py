@@ -52,16 +52,24 @@ def expand(faults: Faults, sections: Sections) -> list[Cell]:
     rules = dict(_rules(factors, faults))
     num_cells = math.prod(len(axis) for axis in axes)
     if num_cells > MAX_CELLS:
-        faults.add((*_FACTORS, KEY), f"the grid has {num_cells} cells", f"at most {MAX_CELLS}")
+        faults.add(
+            (*_FACTORS, KEY), f"the grid has {num_cells} cells", f"at most {MAX_CELLS}"
+        )
     if faults.any_within("grid") or not factors:
         return []
-    named = {name for name, levels in factors.items() if len(levels) > 1} or set(factors)
+    named = {name for name, levels in factors.items() if len(levels) > 1} or set(
+        factors
+    )
     order = list(factors)
     cells = []
     matching: set[Path] = set()
     for combination in itertools.product(*axes):
-        levels = sorted(itertools.chain(*combination), key=lambda level: order.index(level.factor))
-        excluded_by = [place for place, wanted in rules.items() if _matches(levels, wanted)]
+        levels = sorted(
+            itertools.chain(*combination), key=lambda level: order.index(level.factor)
+        )
+        excluded_by = [
+            place for place, wanted in rules.items() if _matches(levels, wanted)
+        ]
         matching.update(excluded_by)
         reason = f"excluded by {show_path(excluded_by[0])}" if excluded_by else None
         name = " ".join(level.label for level in levels if level.factor in named)
@@ -72,7 +80,9 @@ def expand(faults: Faults, sections: Sections) -> list[Cell]:
 
 
 def _matches(levels: list[Level], wanted: Factors) -> bool:
-    return all(level in wanted[level.factor] for level in levels if level.factor in wanted)
+    return all(
+        level in wanted[level.factor] for level in levels if level.factor in wanted
+    )
 
 
 def _factors(faults: Faults, sections: Sections) -> Factors:
@@ -82,7 +92,11 @@ def _factors(faults: Faults, sections: Sections) -> Factors:
         path = tuple(factor.split("."))
         place = (*_FACTORS, factor)
         if type_at(BaseSection, path) is None:
-            hint = likely(factor, factor_paths(), "a field of base, such as training.learning_rate")
+            hint = likely(
+                factor,
+                factor_paths(),
+                "a field of base, such as training.learning_rate",
+            )
             faults.add((*place, KEY), "unknown factor", hint)
             continue
         keys = [key for key, _ in source.entries(*place)]
@@ -92,7 +106,9 @@ def _factors(faults: Faults, sections: Sections) -> Factors:
         factors[factor] = []
         for key in keys:
             sections.check_value((*place, key), path)
-            label = key if isinstance(key, str) else _label(factor, (*place, key), source)
+            label = (
+                key if isinstance(key, str) else _label(factor, (*place, key), source)
+            )
             factors[factor].append(Level(factor, (*place, key), label))
     return factors
 
@@ -102,10 +118,15 @@ def _label(factor: str, place: Path, source: Source) -> str:
     field = factor.rsplit(".", 1)[-1]
     value = source.get(*place)
     if isinstance(value, list):
-        labels = [_label(factor, (*place, index), source) for index in range(len(value))]
+        labels = [
+            _label(factor, (*place, index), source) for index in range(len(value))
+        ]
         return "+".join(labels) or f"no {field}"
     if isinstance(value, dict):
-        return " ".join(_label(f"{factor}.{key}", (*place, key), source) for key in value) or field
+        return (
+            " ".join(_label(f"{factor}.{key}", (*place, key), source) for key in value)
+            or field
+        )
     text = "null" if value is None else source.place(place).text
     is_word = isinstance(value, str) and factor.count(".") == 1
     return text if is_word or factor.startswith("recipe") else f"{field}={text}"
@@ -117,7 +138,10 @@ def factor_paths() -> list[str]:
     for section in SECTIONS:
         paths.append(section)
         for key, annotation in children(type_at(BaseSection, (section,))).items():
-            paths += [f"{section}.{key}", *(f"{section}.{key}.{below}" for below in children(annotation))]
+            paths += [
+                f"{section}.{key}",
+                *(f"{section}.{key}.{below}" for below in children(annotation)),
+            ]
     return paths
 
 
@@ -140,14 +164,22 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
             counts = ", ".join(f"{name} has {len(factors[name])}" for name in known)
             faults.add(place, "zipped factors need equally many values", counts)
         group_of |= dict.fromkeys(known, tuple(dict.fromkeys(known)))
-    groups = [[factors[name] for name in group] for group in dict.fromkeys(group_of.values())]
+    groups = [
+        [factors[name] for name in group] for group in dict.fromkeys(group_of.values())
+    ]
     # Factors of unequal length are a fault, and the grid then has no cells.
     return [list(zip(*group, strict=False)) for group in groups]
 
 
 def _is_known(place: Path, name: str, factors: Factors, faults: Faults) -> bool:
-    if name not in dict(faults.source.items(*_FACTORS)):  # otherwise the factor has a fault already
-        faults.add(place, f"'{safe_text(name)}' is no factor of this grid", likely(name, factors, None))
+    if name not in dict(
+        faults.source.items(*_FACTORS)
+    ):  # otherwise the factor has a fault already
+        faults.add(
+            place,
+            f"'{safe_text(name)}' is no factor of this grid",
+            likely(name, factors, None),
+        )
     return name in factors
 
 
@@ -163,10 +195,16 @@ def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
             if not _is_known((*place, name, KEY), name, factors, faults):
                 continue
             levels = factors[name]
-            wanted[name] = [level for level in levels if value in (level.label, source.get(*level.place))]
+            wanted[name] = [
+                level
+                for level in levels
+                if value in (level.label, source.get(*level.place))
+            ]
             if not wanted[name]:
                 labels = ", ".join(level.label for level in levels[:10])
-                message = f"no value of the factor '{name}', got {source.got((*place, name))}"
+                message = (
+                    f"no value of the factor '{name}', got {source.got((*place, name))}"
+                )
                 faults.add((*place, name), message, f"its values: {labels}")
         if wanted:
             yield place, wanted

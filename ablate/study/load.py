@@ -48,7 +48,9 @@ def find_file(path_or_name: str | Path) -> Path:
     """
     path = Path(path_or_name)
     shipped = shipped_studies()
-    is_name = isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
+    is_name = (
+        isinstance(path_or_name, str) and path.name == path_or_name and not path.suffix
+    )
     with_suffix = []
     try:
         if path.is_file() or path.is_fifo():
@@ -63,11 +65,15 @@ def find_file(path_or_name: str | Path) -> Path:
         if path.is_dir():
             raise UserError("a folder, not a study file", file=path)
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
-        raise UserError(f"cannot read the study {str(path_or_name)[:40]!r}: {error}") from None
+        raise UserError(
+            f"cannot read the study {str(path_or_name)[:40]!r}: {error}"
+        ) from None
     if with_suffix:
         hint = f"did you mean '{with_suffix[0]}'?"
     else:
-        starters = [name for name, file in shipped.items() if file.parent.name != "findings"]
+        starters = [
+            name for name, file in shipped.items() if file.parent.name != "findings"
+        ]
         hint = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
     message = "no such file"
     if is_name:
@@ -106,12 +112,20 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
     names |= dict.fromkeys(cell.name for cell, _ in arms.cells)
     baseline = _baseline(arms, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
-        faults.add(("arms",), "a study needs at least one arm", "under 'arms', or through a 'grid'")
+        faults.add(
+            ("arms",),
+            "a study needs at least one arm",
+            "under 'arms', or through a 'grid'",
+        )
     if file is not None:
         _check_file(file, arms)
         if file.baseline_again and again_name(baseline) in names:
             message = f"an arm of the name '{again_name(baseline)}' is there already"
-            faults.add(("baseline_again",), message, "the baseline's second arm takes that name")
+            faults.add(
+                ("baseline_again",),
+                message,
+                "the baseline's second arm takes that name",
+            )
     resolve_forks(arms, names, baseline)
     check_replays(arms, baseline)
     tune = None if file is None else check_tune(file, arms)
@@ -161,25 +175,39 @@ def _stop_rule(file: StudyFile) -> StopRule | None:
     if file.stop is None and not isinstance(file.seeds, SeedsSection):
         return None
     settled = None
-    if isinstance(file.seeds, SeedsSection):  # a look is taken after each seed from ``at_least`` on
+    if isinstance(
+        file.seeds, SeedsSection
+    ):  # a look is taken after each seed from ``at_least`` on
         looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
         settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
-    return StopRule(diverged=None if file.stop is None else file.stop.diverged, settled=settled)
+    return StopRule(
+        diverged=None if file.stop is None else file.stop.diverged, settled=settled
+    )
 
 
 def _check_file(file: StudyFile, arms: Arms) -> None:
     """Check parts of the file against each other."""
     faults = arms.faults
-    if file.target is None and (file.search is not None or isinstance(file.seeds, SeedsSection)):
+    if file.target is None and (
+        file.search is not None or isinstance(file.seeds, SeedsSection)
+    ):
         asking = "search" if file.search is not None else "seeds until settled"
-        faults.add(("target",), f"{asking} needs a target", "write {val_loss: …} or {perplexity: …}")
+        faults.add(
+            ("target",),
+            f"{asking} needs a target",
+            "write {val_loss: …} or {perplexity: …}",
+        )
     seeds = len(file.every_seed)
     if len(arms.arms) * seeds > MAX_RUNS:
         message = f"{len(arms.arms)} arms × {seeds} seeds are too many runs"
         faults.add(("seeds",), message, f"at most {MAX_RUNS}")
     if file.stop is not None and file.stop.diverged >= seeds:
         hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
-        faults.add(("stop", "diverged"), f"with {seeds} seeds nothing is left to be stopped then", hint)
+        faults.add(
+            ("stop", "diverged"),
+            f"with {seeds} seeds nothing is left to be stopped then",
+            hint,
+        )
     for arm in arms.arms.values():
         if file.keep_weights and arm.trainer is not None:
             message = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
@@ -187,10 +215,16 @@ def _check_file(file: StudyFile, arms: Arms) -> None:
         if not isinstance(arm.trainer, Command):
             continue
         words = (*arm.trainer.words, *arm.trainer.env.values())
-        if arm.trainer.command and file.paired_seeds and not any("{seed}" in word for word in words):
+        if (
+            arm.trainer.command
+            and file.paired_seeds
+            and not any("{seed}" in word for word in words)
+        ):
             hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
             arms.add_fault(
-                arm.name, arm.parts, Misfit("no {seed} in the command", hint, ("trainer.command",))
+                arm.name,
+                arm.parts,
+                Misfit("no {seed} in the command", hint, ("trainer.command",)),
             )
         if file.diagnostics is not None:
             faults.add(("diagnostics",), "nothing looks into a command", "leave it out")
@@ -203,9 +237,15 @@ def _check_settings(arms: Arms) -> None:
     """Refuse a ``--set`` in the base that changes nothing, because every arm has a value of its own."""
     source = arms.faults.source
     for path, place in source.places.items():
-        if place.line or path[:1] != ("base",) or isinstance(source.get(*path), dict | list):
+        if (
+            place.line
+            or path[:1] != ("base",)
+            or isinstance(source.get(*path), dict | list)
+        ):
             continue
-        keys = {".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)}
+        keys = {
+            ".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)
+        }
         if arms.arms and all(keys & arm.factors.keys() for arm in arms.arms.values()):
             arms.faults.add(path, "changes nothing: every arm has a value of its own")
 

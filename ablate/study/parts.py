@@ -18,7 +18,13 @@ from ablate.base.user_functions import is_file
 from ablate.recipes import GEMMS, SHORT_RECIPES, AnyRecipe
 from ablate.run.architecture import PRESETS
 from ablate.run.command import Command
-from ablate.run.config import BackendName, DataConfig, ModelConfig, ResourcesConfig, TrainingConfig
+from ablate.run.config import (
+    BackendName,
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    TrainingConfig,
+)
 from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import BaseSection, ForkSection, ModelSection, Trainer
 from ablate.study.source import follow
@@ -66,7 +72,9 @@ class Parts:
 
     def of_section(self, section: str) -> tuple[Part, ...]:
         """Return the parts that set something in a section, the uppermost last."""
-        return tuple(part for group in self.groups for part in group if part.sets[0] == section)
+        return tuple(
+            part for group in self.groups for part in group if part.sets[0] == section
+        )
 
 
 def locate(source: Source, parts: Parts, *fields: str) -> Path | None:
@@ -74,7 +82,10 @@ def locate(source: Source, parts: Parts, *fields: str) -> Path | None:
 
     The arm's own group is searched before those that it inherits; in a group, the first field wins.
     """
-    paths = [tuple(int(key) if key.isdecimal() else key for key in field.split(".")) for field in fields]
+    paths = [
+        tuple(int(key) if key.isdecimal() else key for key in field.split("."))
+        for field in fields
+    ]
     for group in reversed(parts.groups):
         for path in list(paths):
             place, is_replaced = _place_in(source, group, path)
@@ -91,7 +102,9 @@ def nearest(source: Source, parts: tuple[Part, ...], path: Path) -> Path:
     return nearest(source, parts, path[:-1]) if place is None else place
 
 
-def _place_in(source: Source, parts: tuple[Part, ...], path: Path) -> tuple[Path | None, bool]:
+def _place_in(
+    source: Source, parts: tuple[Part, ...], path: Path
+) -> tuple[Path | None, bool]:
     """Return where parts write the value at a path, and whether they replace what others say of it."""
     for part in reversed(parts):
         if part.sets[0] != path[0]:
@@ -107,7 +120,10 @@ def _place_in(source: Source, parts: tuple[Part, ...], path: Path) -> tuple[Path
 
 def _written(source: Source, part: Part, path: Path) -> Path:
     place = (*part.written_at, *path[len(part.sets) :])
-    if place not in source.places and source.get(*part.written_at, "preset") is not None:
+    if (
+        place not in source.places
+        and source.get(*part.written_at, "preset") is not None
+    ):
         place = (*part.written_at, "preset")
     while place not in source.places:  # the file has one word instead
         place = place[:-1]
@@ -215,13 +231,17 @@ class Sections:
             value, replaces = _value_of(source, part)
             merged = value if replaces else _merge(merged, value)
         written = merged if isinstance(merged, dict) else {}
-        is_unknown = section == "model" and "preset" in written  # of a known one the fields are there
+        is_unknown = (
+            section == "model" and "preset" in written
+        )  # of a known one the fields are there
         kind = ModelSection if is_unknown else _TYPES[section]
         try:
             value = _adapter(kind).validate_python(merged)
         except ValidationError as error:
             find = partial(nearest, source, parts)
-            self._faults.add_validation(error, BaseSection, prefix=(section,), find=find)
+            self._faults.add_validation(
+                error, BaseSection, prefix=(section,), find=find
+            )
             return Built(None, {})
         if section == "training" and "eval_every_tokens" not in written:
             value = _with_evaluations(value)
@@ -268,6 +288,8 @@ class Sections:
 
     def _join(self, path: str) -> str:
         file = FilePath(path)
-        with contextlib.suppress(RuntimeError):  # no such user (~nobody): keep the path as it is
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no such user (~nobody): keep the path as it is
             file = file.expanduser()
         return str(self._folder / file)

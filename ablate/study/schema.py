@@ -30,4 +30,8 @@ def json_schema() -> dict[str, Any]:
         "propertyNames": {"enum": factor_paths()},
         "additionalProperties": {"anyOf": values},
     }
-    return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "ablate study"}
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect,
+        **schema,
+        "title": "ablate study",
+    }

@@ -43,7 +43,9 @@ class Range(RangeSection):
     def at(self, place: float) -> float:
         """Return the value at a place from 0 (``low``) to 1 (``high``)."""
         if self.log:
-            return self.tidy(math.exp(math.log(self.low) + place * math.log(self.high / self.low)))
+            return self.tidy(
+                math.exp(math.log(self.low) + place * math.log(self.high / self.low))
+            )
         return self.tidy(self.low + place * (self.high - self.low))
 
     def tidy(self, value: float) -> float:
@@ -112,8 +114,12 @@ class Tune(LockedTuning):
 
 def combinations(space: Mapping[str, Range | Choices]) -> list[dict[str, Any]]:
     """List every combination of a space of lists, the last field varying fastest; none if it has a range."""
-    lists = [field.values if isinstance(field, Choices) else () for field in space.values()]
-    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
+    lists = [
+        field.values if isinstance(field, Choices) else () for field in space.values()
+    ]
+    return [
+        dict(zip(space, values, strict=True)) for values in itertools.product(*lists)
+    ]
 
 
 def spread_point(space: Mapping[str, Range | Choices], index: int) -> dict[str, Any]:
@@ -121,7 +127,10 @@ def spread_point(space: Mapping[str, Range | Choices], index: int) -> dict[str, 
     from scipy.stats.qmc import Halton
 
     (point,) = Halton(len(space), scramble=False).fast_forward(index).random(1)
-    return {name: field.at(place) for (name, field), place in zip(space.items(), point, strict=True)}
+    return {
+        name: field.at(place)
+        for (name, field), place in zip(space.items(), point, strict=True)
+    }
 
 
 def tuned_name(arm: str) -> str:

@@ -26,7 +26,13 @@ from ablate.study.arms import content_of
 from ablate.study.faults import children
 from ablate.study.parts import Part
 from ablate.study.search_space import Choices, Range, Search, Tune, tuned_name
-from ablate.study.sections import MAX_TRIALS, SECTIONS, RangeSection, StudyFile, TuneSection
+from ablate.study.sections import (
+    MAX_TRIALS,
+    SECTIONS,
+    RangeSection,
+    StudyFile,
+    TuneSection,
+)
 from ablate.study.source import KEY
 
 if TYPE_CHECKING:
@@ -39,7 +45,17 @@ if TYPE_CHECKING:
 
 FIRST_TRIAL_SEED = 1_000_000
 """Far from the seeds that people choose: a study that gets more seeds keeps its tuned values."""
-_KEYS_OF_A_SEARCH = ("name", "description", "baseline", "target", "waive", "base", "arms", "grid", "search")
+_KEYS_OF_A_SEARCH = (
+    "name",
+    "description",
+    "baseline",
+    "target",
+    "waive",
+    "base",
+    "arms",
+    "grid",
+    "search",
+)
 
 
 # ---- tune ---------------------------------------------------------------------------------------------
@@ -51,7 +67,9 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
     faults = arms.faults
     if section is None:
         return None
-    fields = {name: _values(name, values, arms) for name, values in section.fields.items()}
+    fields = {
+        name: _values(name, values, arms) for name, values in section.fields.items()
+    }
     trials = section.trials or 0
     if not faults.any_within("tune"):
         trials = _num_trials(section, fields, faults)
@@ -59,7 +77,8 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
     if faults.any_within("tune"):
         return None
     untuned = {
-        name: {field: getattr(arm.training, field) for field in fields} for name, arm in arms.arms.items()
+        name: {field: getattr(arm.training, field) for field in fields}
+        for name, arm in arms.arms.items()
     }
     _check_arms(fields, untuned, arms)
     for name, members in groups.items():
@@ -69,7 +88,9 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
     if file.baseline_again:
         first = max(file.every_seed) + 1
         used |= set(range(first, first + len(file.every_seed)))
-    free_seeds = (seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used)
+    free_seeds = (
+        seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used
+    )
     return Tune(
         study=f"{file.name} tune",
         done=False,
@@ -82,7 +103,13 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
         budget=section.tokens,
         seeds=tuple(itertools.islice(free_seeds, section.seeds)),
         groups=tuple(
-            GroupTuning(name=name, arms=members, shared=untuned[members[0]], trials=(), chosen=None)
+            GroupTuning(
+                name=name,
+                arms=members,
+                shared=untuned[members[0]],
+                trials=(),
+                chosen=None,
+            )
             for name, members in groups.items()
         ),
         tuned={},
@@ -100,7 +127,9 @@ def _num_trials(section: TuneSection, fields: Space, faults: Faults) -> int:
     trials = section.trials or 0
     if trials > combinations:
         message = f"{trials} trials, but only {combinations:.0f} combinations"
-        faults.add(("tune", "trials"), message, "or sampler: grid, which takes every one once")
+        faults.add(
+            ("tune", "trials"), message, "or sampler: grid, which takes every one once"
+        )
     return trials
 
 
@@ -114,9 +143,14 @@ def _values(name: str, values: RangeSection | list[Any], arms: Arms) -> Range | 
         return Range(**vars(values), whole=name in ("warmup_tokens", "decay_tokens"))
     for index, value in enumerate(values):
         if value in values[:index]:
-            faults.add((*place, index), f"value {faults.source.got((*place, index))} given twice")
+            faults.add(
+                (*place, index),
+                f"value {faults.source.got((*place, index))} given twice",
+            )
     if len(values) < 2:
-        faults.add(place, "expected at least two values", "one value belongs in base.training")
+        faults.add(
+            place, "expected at least two values", "one value belongs in base.training"
+        )
     return Choices(values=tuple(values))
 
 
@@ -132,10 +166,15 @@ def _groups(arms: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
                 hint = likely(arm, arms.arms, f"arms: {', '.join(list(arms.arms)[:8])}")
                 faults.add(place, f"no arm '{member}'", hint)
             elif group_of.setdefault(arm, name) != name:
-                faults.add(place, f"arm '{arm}' is in a group already", f"'{group_of[arm]}'")
+                faults.add(
+                    place, f"arm '{arm}' is in a group already", f"'{group_of[arm]}'"
+                )
     for name in section.groups:
         if name in arms.arms and group_of.get(name) != name:
-            faults.add(("tune", "groups", name, KEY), f"an arm that is not in it is called '{name}', too")
+            faults.add(
+                ("tune", "groups", name, KEY),
+                f"an arm that is not in it is called '{name}', too",
+            )
     groups: dict[str, tuple[str, ...]] = {}
     for arm in arms.arms:
         name = group_of.get(arm, arm)
@@ -161,17 +200,24 @@ def _check_arms(fields: Space, untuned: dict[str, dict[str, Any]], arms: Arms) -
         content = content_of(replace(arm, training=replace(arm.training, **defaults)))
         same = first.setdefault(content, arm.name)
         if same != arm.name:
-            message = f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
+            message = (
+                f"arms '{same}' and '{arm.name}' differ in nothing but what is tuned"
+            )
             faults.add(("tune", "fields", KEY), message, "tuned, they would be one arm")
 
 
 def _check_group(
-    name: str, members: tuple[str, ...], untuned: dict[str, dict[str, Any]], faults: Faults
+    name: str,
+    members: tuple[str, ...],
+    untuned: dict[str, dict[str, Any]],
+    faults: Faults,
 ) -> None:
     for member in members:
         if untuned[member] != untuned[members[0]]:
             message = f"arms '{members[0]}' and '{member}' of one group start from other values"
-            faults.add(("tune", "groups", name), message, "give each a group of its own")
+            faults.add(
+                ("tune", "groups", name), message, "give each a group of its own"
+            )
             return
 
 
@@ -180,7 +226,12 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
     for arm in arms.arms.values():
         if section.tokens > arm.training.tokens:
             message = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
-            arms.faults.add(("tune", "tokens"), message, "trials are shorter than runs", arm=arm.name)
+            arms.faults.add(
+                ("tune", "tokens"),
+                message,
+                "trials are shorter than runs",
+                arm=arm.name,
+            )
             return
     for end in (min, max):
         trial = [Part(("tune", "tokens"), ("training", "tokens"))]
@@ -190,14 +241,20 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
         for arm in arms.arms.values():
             parts = arm.parts.under(*trial)
             training = arms.sections.build("training", parts).value
-            training = replace(training, eval_every_tokens=arm.training.eval_every_tokens)  # as in its runs
+            training = replace(
+                training, eval_every_tokens=arm.training.eval_every_tokens
+            )  # as in its runs
             for misfit in checks.budget_misfits(training, arm.recipe):
                 arms.add_fault(arm.name, parts, misfit)
 
 
 def _key_of_end(end: Callable[..., Any], entries: list[tuple[Any, Any]]) -> Any:
     """Return the key of the lowest or the highest value that a field may have; null is the lowest."""
-    values = {key: -math.inf if value is None else value for key, value in entries if key != "log"}
+    values = {
+        key: -math.inf if value is None else value
+        for key, value in entries
+        if key != "log"
+    }
     return end(values, key=values.__getitem__)
 
 
@@ -215,7 +272,11 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
         for section, _ in source.items("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
                 message = f"a search compares recipes: '{name}' must not set {section}"
-                faults.add(("arms", name, section, KEY), message, "set it in base, for all of them")
+                faults.add(
+                    ("arms", name, section, KEY),
+                    message,
+                    "set it in base, for all of them",
+                )
     for factor, _ in source.items("grid", "factors"):
         if factor.split(".")[0] != "recipe":
             message = f"a search compares recipes: '{factor}' is no part of one"

@@ -58,7 +58,9 @@ else:
         """``Unchecked[KIND]``: a value of any kind, which the schema describes as ``KIND``."""
 
         def __class_getitem__(cls, kind: Any) -> Any:
-            return Annotated[kind, PlainValidator(lambda value: value, json_schema_input_type=kind)]
+            return Annotated[
+                kind, PlainValidator(lambda value: value, json_schema_input_type=kind)
+            ]
 
 
 def _count_seeds(value: Any) -> Any:
@@ -84,8 +86,16 @@ def name_rule(name: str) -> str | None:
 
 def _folder_name(name: str) -> str:
     rule = name_rule(name)
-    if set(name) & set('/\\:*?"<>|') or name.startswith((".", "-")) or name.endswith(".") or ".." in name:
-        rule = rule or "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
+    if (
+        set(name) & set('/\\:*?"<>|')
+        or name.startswith((".", "-"))
+        or name.endswith(".")
+        or ".." in name
+    ):
+        rule = (
+            rule
+            or "no / \\ : * ? \" < > |, no '..', no '.' or '-' in front, no '.' at the end"
+        )
     elif name.lower() in ("tokens", "mlartifacts", "mlflow.db"):
         rule = "the storage uses this name itself"
     if rule:
@@ -103,7 +113,10 @@ def _fraction(value: Any) -> Any:
     return value
 
 
-Fraction = Annotated[PositiveFloat, BeforeValidator(_fraction, json_schema_input_type=PositiveFloat | str)]
+Fraction = Annotated[
+    PositiveFloat,
+    BeforeValidator(_fraction, json_schema_input_type=PositiveFloat | str),
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -111,35 +124,52 @@ class SeedsSection:
     """As many seeds of each arm as it takes to settle it."""
 
     until: Literal["settled"] = key(
-        ..., "settled: until an arm's interval leaves zero out, or, with target.within, the margin is decided"
+        ...,
+        "settled: until an arm's interval leaves zero out, or, with target.within, the margin is decided",
     )
-    at_most: Annotated[PositiveInt, Field(le=MAX_SEEDS)] = key(..., "seeds of each arm at most")
+    at_most: Annotated[PositiveInt, Field(le=MAX_SEEDS)] = key(
+        ..., "seeds of each arm at most"
+    )
     at_least: PositiveInt = key(2, "seeds of each arm before the first look")
     narrower_than: Fraction | None = key(
-        None, "settled, too: a token cost whose interval is narrower than this (0.1 or 10%)"
+        None,
+        "settled, too: a token cost whose interval is narrower than this (0.1 or 10%)",
     )
 
     def __post_init__(self) -> None:
         if self.at_least < 2:
-            raise said(f"a look needs 2 seeds for an interval, got {self.at_least}", None, "at_least")
-        if not self.at_least < self.at_most < self.at_least + MAX_LOOKS:
-            message = (
-                f"expected {self.at_least + 1} to {self.at_least + MAX_LOOKS - 1} seeds, got {self.at_most}"
+            raise said(
+                f"a look needs 2 seeds for an interval, got {self.at_least}",
+                None,
+                "at_least",
             )
-            raise said(message, f"a look is taken after each from {self.at_least} on", "at_most")
+        if not self.at_least < self.at_most < self.at_least + MAX_LOOKS:
+            message = f"expected {self.at_least + 1} to {self.at_least + MAX_LOOKS - 1} seeds, got {self.at_most}"
+            raise said(
+                message,
+                f"a look is taken after each from {self.at_least} on",
+                "at_most",
+            )
 
 
 def _kind(value: Any) -> str:
-    return "[section]" if isinstance(value, dict | SeedsSection | RangeSection) else "[list]"
+    return (
+        "[section]"
+        if isinstance(value, dict | SeedsSection | RangeSection)
+        else "[list]"
+    )
 
 
 SeedList = Annotated[
     list[NonNegativeInt],
-    BeforeValidator(_count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]),
+    BeforeValidator(
+        _count_seeds, json_schema_input_type=PositiveInt | list[NonNegativeInt]
+    ),
     AfterValidator(_different),
 ]
 Seeds = Annotated[
-    Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[section]")], Discriminator(_kind)
+    Annotated[SeedList, Tag("[list]")] | Annotated[SeedsSection, Tag("[section]")],
+    Discriminator(_kind),
 ]
 """The tags appear in the paths of pydantic's errors; no key begins with a bracket."""
 
@@ -155,13 +185,19 @@ class ModelSection(ModelConfig):
 class ForkSection:
     """A start from another arm's state in place of the beginning; costs are counted from there."""
 
-    from_: str | None = key(None, "the arm whose runs of the same seeds are continued", alias="from")
-    at: PositiveInt | None = key(None, "after so many tokens, rounded to a whole optimizer step")
+    from_: str | None = key(
+        None, "the arm whose runs of the same seeds are continued", alias="from"
+    )
+    at: PositiveInt | None = key(
+        None, "after so many tokens, rounded to a whole optimizer step"
+    )
 
 
 Trainer = Annotated[
     Annotated[Command, Tag("[section]")] | Annotated[str, Tag("[word]")],
-    Discriminator(lambda value: "[section]" if isinstance(value, dict | Command) else "[word]"),
+    Discriminator(
+        lambda value: "[section]" if isinstance(value, dict | Command) else "[word]"
+    ),
 ]
 
 
@@ -173,7 +209,8 @@ class BaseSection:
     data: Unchecked[DataConfig] = Field(default_factory=DataConfig)
     training: Unchecked[TrainingConfig] = Field(default_factory=TrainingConfig)
     recipe: Unchecked[AnyRecipe] = key(
-        RecipeSpec, "one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format"
+        RecipeSpec,
+        "one word, or which GEMMs run in FP4, how they are stabilised, and the rest's format",
     )
     backend: Unchecked[BackendName] = key(
         "auto", "who quantises and multiplies; auto: the fastest that this machine has"
@@ -196,7 +233,9 @@ SECTIONS = tuple(BaseSection.__dataclass_fields__)
 class ArmSection(BaseSection):
     """One arm: whatever it names is laid over what it inherits."""
 
-    from_: str | None = key(None, "the arm to inherit from; default: the base", alias="from")
+    from_: str | None = key(
+        None, "the arm to inherit from; default: the base", alias="from"
+    )
     description: str | None = key(None, "free text, shown in the report")
 
 
@@ -209,27 +248,38 @@ class MarginSection:
 
     def __post_init__(self) -> None:
         if (self.cost is None) == (self.loss is None):
-            raise said("a margin needs one unit", "give cost, such as 5%, or loss, in nats per token")
+            raise said(
+                "a margin needs one unit",
+                "give cost, such as 5%, or loss, in nats per token",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class TargetSection:
     """The validation loss at which arms are compared; exactly one of the two units."""
 
-    val_loss: PositiveFloat | None = key(None, "validation loss in nats per token, e.g. 3.3")
-    perplexity: float | None = key(None, "exp(val_loss), e.g. 27.1", gt=1, allow_inf_nan=False, strict=True)
+    val_loss: PositiveFloat | None = key(
+        None, "validation loss in nats per token, e.g. 3.3"
+    )
+    perplexity: float | None = key(
+        None, "exp(val_loss), e.g. 27.1", gt=1, allow_inf_nan=False, strict=True
+    )
     crossing: Literal["confirmed", "first_eval"] = key(
         "confirmed",
         "confirmed: the first crossing that the next evaluation confirms, interpolated; "
         "first_eval: the first evaluation at or under the target, as MLPerf scores",
     )
     within: MarginSection | None = key(
-        None, "a margin: the report says of each arm whether it is shown to be within it or outside"
+        None,
+        "a margin: the report says of each arm whether it is shown to be within it or outside",
     )
 
     def __post_init__(self) -> None:
         if (self.val_loss is None) == (self.perplexity is None):
-            raise said("a target needs one unit", "give val_loss, in nats per token, or perplexity")
+            raise said(
+                "a target needs one unit",
+                "give val_loss, in nats per token, or perplexity",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
@@ -237,13 +287,22 @@ class GridSection:
     """Arms as the product of factors."""
 
     factors: dict[str, Any] = key(
-        ..., "path of a field → its values, as a list or as {label: value}", min_length=1
+        ...,
+        "path of a field → its values, as a list or as {label: value}",
+        min_length=1,
     )
-    from_: str | None = key(None, "the named arm that every cell inherits from", alias="from")
-    zip: list[list[str]] = key(list, "groups of factors that step together, not crossed")
-    exclude: list[dict[str, Any]] = key(list, "cells to leave out: those that match every pair of a rule")
+    from_: str | None = key(
+        None, "the named arm that every cell inherits from", alias="from"
+    )
+    zip: list[list[str]] = key(
+        list, "groups of factors that step together, not crossed"
+    )
+    exclude: list[dict[str, Any]] = key(
+        list, "cells to leave out: those that match every pair of a rule"
+    )
     senseless: Literal["error", "drop"] = key(
-        "error", "a cell whose recipe contradicts itself: an error, or dropped and listed"
+        "error",
+        "a cell whose recipe contradicts itself: an error, or dropped and listed",
     )
 
 
@@ -267,11 +326,14 @@ class RangeSection:
         if self.low >= self.high:
             raise said(f"low {self.low:g} is not below high {self.high:g}", None, "low")
         if self.log and self.low <= 0:
-            raise said(f"a logarithmic range begins above 0, got {self.low:g}", None, "low")
+            raise said(
+                f"a logarithmic range begins above 0, got {self.low:g}", None, "low"
+            )
 
 
 TunedValues = Annotated[
-    Annotated[RangeSection, Tag("[section]")] | Annotated[list[Any], Field(min_length=1), Tag("[list]")],
+    Annotated[RangeSection, Tag("[section]")]
+    | Annotated[list[Any], Field(min_length=1), Tag("[list]")],
     Discriminator(_kind),
 ]
 if TYPE_CHECKING:
@@ -289,12 +351,16 @@ class TuneSection:
         ..., "field of training → {low, high, log} or a list of values", min_length=1
     )
     tokens: PositiveInt = key(..., "token budget of a trial's run")
-    sampler: Literal["tpe", "grid"] = key("tpe", "tpe: Optuna's; grid: every combination of the lists")
+    sampler: Literal["tpe", "grid"] = key(
+        "tpe", "tpe: Optuna's; grid: every combination of the lists"
+    )
     trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)] | None = key(
         None, "trials of each group; a grid has one for each combination"
     )
     at_once: PositiveInt = key(2, "trials of a group that are asked before any is told")
-    prune: StrictBool = key(True, "end a trial that is worse than the median of earlier ones")
+    prune: StrictBool = key(
+        True, "end a trial that is worse than the median of earlier ones"
+    )
     seeds: Annotated[PositiveInt, Field(le=100)] = key(
         1, "runs of each arm in a trial, at seeds of their own"
     )
@@ -304,11 +370,16 @@ class TuneSection:
 
     def __post_init__(self) -> None:
         if self.sampler != "grid" and self.trials is None:
-            raise said("missing key 'trials'", "how many of each group; a grid may leave it out")
+            raise said(
+                "missing key 'trials'",
+                "how many of each group; a grid may leave it out",
+            )
         if self.sampler == "grid":
             if self.trials is not None:
                 hint = "leave it out: it is every combination of the lists"
-                raise said("a grid has as many trials as it has combinations", hint, "trials")
+                raise said(
+                    "a grid has as many trials as it has combinations", hint, "trials"
+                )
             for name, values in self.fields.items():
                 if isinstance(values, RangeSection):
                     hint = "or sampler: tpe, which takes ranges"
@@ -328,34 +399,58 @@ class SearchSection:
 
     hardware: Hardware = key(..., "whose modelled step time is the second objective")
     budgets: tuple[PositiveInt, ...] = key(
-        ..., "tokens of a run, rising; the better recipes of one go on to the next", min_length=1
+        ...,
+        "tokens of a run, rising; the better recipes of one go on to the next",
+        min_length=1,
     )
-    trials: PositiveInt = key(..., "recipes tried at the first budget, baseline and arms among them")
+    trials: PositiveInt = key(
+        ..., "recipes tried at the first budget, baseline and arms among them"
+    )
     objective: Literal["loss", "token_cost"] = key(
-        "loss", "loss: validation loss at the end of the budget; token_cost: against the baseline"
+        "loss",
+        "loss: validation loss at the end of the budget; token_cost: against the baseline",
     )
     shapes: Literal["study", "llama-8b"] = key(
-        "study", "the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B"
+        "study",
+        "the shapes that the step time is modelled at: the study's, or of Llama 3.1 8B",
     )
-    keep: float = key(0.33, "share of the recipes that goes on to the next budget", gt=0, le=1, strict=True)
+    keep: float = key(
+        0.33,
+        "share of the recipes that goes on to the next budget",
+        gt=0,
+        le=1,
+        strict=True,
+    )
     at_once: PositiveInt = key(4, "recipes that are picked and run together")
-    sampler: Literal["tpe", "random"] = key("tpe", "tpe: Optuna's, learns from the results; random: does not")
-    seed: NonNegativeInt = key(1000, "seed of all runs; the study that confirms has others")
+    sampler: Literal["tpe", "random"] = key(
+        "tpe", "tpe: Optuna's, learns from the results; random: does not"
+    )
+    seed: NonNegativeInt = key(
+        1000, "seed of all runs; the study that confirms has others"
+    )
 
     def __post_init__(self) -> None:
         for index, (before, after) in enumerate(pairwise(self.budgets), 1):
             if before >= after:
-                raise said(f"a budget of {after} after one of {before}", "budgets rise", "budgets", index)
+                raise said(
+                    f"a budget of {after} after one of {before}",
+                    "budgets rise",
+                    "budgets",
+                    index,
+                )
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
 class StudyFile:
     """A study: arms to compare, each run with every seed."""
 
-    name: Annotated[str, AfterValidator(_folder_name)] = key(..., "names the study's folder in the storage")
+    name: Annotated[str, AfterValidator(_folder_name)] = key(
+        ..., "names the study's folder in the storage"
+    )
     baseline: str = key(..., "the arm against which costs are stated")
     target: TargetSection | None = key(
-        ..., "the validation loss at which arms are compared; null: none yet, final losses are compared"
+        ...,
+        "the validation loss at which arms are compared; null: none yet, final losses are compared",
     )
     description: str | None = key(None, "free text, shown in the report")
     seeds: Seeds = Field(
@@ -363,7 +458,8 @@ class StudyFile:
         description="how many seeds (0, 1, …), a list of them, or as many as it takes",
     )
     paired_seeds: StrictBool = key(
-        True, "compare arms seed by seed: equal seeds share initial weights and data order"
+        True,
+        "compare arms seed by seed: equal seeds share initial weights and data order",
     )
     intervals: Literal["moderated", "own"] = key(
         "moderated",
@@ -374,21 +470,33 @@ class StudyFile:
         "run the baseline once more with as many other seeds, as an arm of its own in which "
         "nothing should be found (A/A)",
     )
-    waive: list[Setting] = key(list, "compare runs although they differ in this; the report says so")
-    tune: TuneSection | None = key(None, "search each arm's own learning rate or the like, first")
+    waive: list[Setting] = key(
+        list, "compare runs although they differ in this; the report says so"
+    )
+    tune: TuneSection | None = key(
+        None, "search each arm's own learning rate or the like, first"
+    )
     stop: StopSection | None = key(None, "end runs that cannot matter any more")
     diagnostics: Diagnostics | None = key(
-        None, "measure along each run how far its quantised GEMMs are from exact; default: not"
+        None,
+        "measure along each run how far its quantised GEMMs are from exact; default: not",
     )
     keep_weights: StrictBool = key(
-        False, "leave each run's final weights beside its rows, as Hugging Face's libraries load them"
+        False,
+        "leave each run's final weights beside its rows, as Hugging Face's libraries load them",
     )
     base: BaseSection = Field(default_factory=BaseSection)
     arms: dict[str, ArmSection | None] = key(dict, "named arms")
     grid: GridSection | None = None
-    search: SearchSection | None = key(None, "search these recipes (`ablate search`) instead of running all")
+    search: SearchSection | None = key(
+        None, "search these recipes (`ablate search`) instead of running all"
+    )
 
     @property
     def every_seed(self) -> list[int]:
         """All seeds that a run may have."""
-        return list(range(self.seeds.at_most)) if isinstance(self.seeds, SeedsSection) else self.seeds
+        return (
+            list(range(self.seeds.at_most))
+            if isinstance(self.seeds, SeedsSection)
+            else self.seeds
+        )

@@ -133,9 +133,13 @@ def read_content(path: FilePath) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        raise UserError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
+        raise UserError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
+        ) from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"larger than {MAX_BYTES >> 20} MiB: not a study file", file=path)
+        raise UserError(
+            f"larger than {MAX_BYTES >> 20} MiB: not a study file", file=path
+        )
     return content
 
 
@@ -149,36 +153,56 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
-        raise _error_after(before, shown, f"not UTF-8 text (byte 0x{content[error.start]:02x})") from None
+        raise _error_after(
+            before, shown, f"not UTF-8 text (byte 0x{content[error.start]:02x})"
+        ) from None
     escape = _NO_CHARACTER.search(text)
     if escape is not None:
         message = f"an escape that is no character: {escape[0]}"
         raise _error_after(text[: escape.start()], shown, message)
     yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML allows it, and the warning would not name a place
+    yaml.composer.warn_double_anchors = (
+        False  # YAML allows it, and the warning would not name a place
+    )
     root = _compose(yaml, text, shown)
     if root is None:
         raise _error_after("", shown, "the file is empty")
     source = Source(file=shown)
     source.data = _Builder(yaml.constructor, source).build(root, path)
     if not path and not isinstance(source.data, dict):
-        raise _error_at(root.start_mark, shown, "a study is a mapping of keys to values")
+        raise _error_at(
+            root.start_mark, shown, "a study is a mapping of keys to values"
+        )
     return source
 
 
-def _error_after(before: str, file: str, message: str, hint: str | None = None) -> UserError:
+def _error_after(
+    before: str, file: str, message: str, hint: str | None = None
+) -> UserError:
     """Make an error whose place is the end of the text ``before``."""
     line = before.count("\n") + 1
     column = len(before) - before.rfind("\n")
-    return UserError(Problem(file=file, line=line, column=column, what=message, hint=hint))
+    return UserError(
+        Problem(file=file, line=line, column=column, what=message, hint=hint)
+    )
 
 
 def _error_at(mark: Any, file: str, message: str, hint: str | None = None) -> UserError:
     """Make an error at ruamel's mark."""
-    return UserError(Problem(file=file, line=mark.line + 1, column=mark.column + 1, what=message, hint=hint))
+    return UserError(
+        Problem(
+            file=file,
+            line=mark.line + 1,
+            column=mark.column + 1,
+            what=message,
+            hint=hint,
+        )
+    )
 
 
-_NO_CHARACTER = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\U(?!0010|000)[0-9a-fA-F]{8}")
+_NO_CHARACTER = re.compile(
+    r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\U(?!0010|000)[0-9a-fA-F]{8}"
+)
 """Escapes of half a surrogate pair, or beyond Unicode."""
 _HINTS = {
     "'\\t'": "indent with spaces",
@@ -241,7 +265,10 @@ class _Builder:
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
         if isinstance(node, SequenceNode):
             self._check_tag(node, path, "seq")
-            return [self.build(item, (*path, index), depth + 1) for index, item in enumerate(node.value)]
+            return [
+                self.build(item, (*path, index), depth + 1)
+                for index, item in enumerate(node.value)
+            ]
         if isinstance(node, MappingNode):
             self._check_tag(node, path, "map")
             return self._mapping(node, path, depth + 1)
@@ -251,7 +278,9 @@ class _Builder:
             try:
                 return getattr(self._constructor, f"construct_yaml_{kind}")(node)
             except (ValueError, KeyError, IndexError):
-                self._add(node, path, f"{text[:40]!r} is not {_NOUNS[kind]} that can be read")
+                self._add(
+                    node, path, f"{text[:40]!r} is not {_NOUNS[kind]} that can be read"
+                )
         return None if kind == "null" else text
 
     def _check_tag(self, node: Any, path: Path, *kinds: str) -> None:
@@ -274,9 +303,16 @@ class _Builder:
             if kind not in _TEXT_KINDS:
                 is_group = key.isdecimal() and not value.value  # 60,000 in braces
                 hint = "a number has no comma: write 60_000" if is_group else "quote it"
-                self._add(key_node, (*path, key), f"the key {key or 'null'} is not text", hint)
+                self._add(
+                    key_node, (*path, key), f"the key {key or 'null'} is not text", hint
+                )
             if key in lines:
-                self._add(key_node, (*path, key), "key given twice", f"first on line {lines[key]}")
+                self._add(
+                    key_node,
+                    (*path, key),
+                    "key given twice",
+                    f"first on line {lines[key]}",
+                )
                 continue
             lines[key] = mark.line + 1
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
@@ -301,9 +337,13 @@ class _Builder:
         self._source.places[path] = place
         return mapping
 
-    def _add(self, node: Any, path: Path, message: str, hint: str | None = None) -> None:
+    def _add(
+        self, node: Any, path: Path, message: str, hint: str | None = None
+    ) -> None:
         """Add a fault, once for each place: an alias leads to the same place again."""
-        error = _error_at(node.start_mark, self._source.file, f"{show_path(path)}: {message}", hint)
+        error = _error_at(
+            node.start_mark, self._source.file, f"{show_path(path)}: {message}", hint
+        )
         (problem,) = error.problems
         places = [(known.line, known.column) for known in self._source.problems]
         if (problem.line, problem.column) not in places:
@@ -355,7 +395,9 @@ def _find_key(source: Source, key: str, number: int) -> tuple[dict[Any, Any], Pa
             source.places[path] = Place(0, number)
         parent = parent[step]
         if not isinstance(parent, dict):
-            message = f"{key}: {show_path(path)} is {source.got(path)}, which has no keys"
+            message = (
+                f"{key}: {show_path(path)} is {source.got(path)}, which has no keys"
+            )
             raise _refused(message, f"set it whole: {show_path(path)}=…")
 
 
@@ -378,7 +420,11 @@ def _read_value(source: Source, key: str, text: str, path: Path, number: int) ->
     if problems:
         message = problems[0].what.removeprefix(f"{show_path(path)}: ")
         raise _refused(f"{key}: {message}", problems[0].hint)
-    replaced = [place for place in source.places if place[: len(path)] == path and place != (*path, KEY)]
+    replaced = [
+        place
+        for place in source.places
+        if place[: len(path)] == path and place != (*path, KEY)
+    ]
     for place in replaced:
         del source.places[place]
     for place, written in parsed.places.items():

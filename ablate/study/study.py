@@ -101,12 +101,18 @@ class Study(Question):
     def shown_path(self) -> str:
         """The file's name in messages: relative to the current folder if it is below it."""
         folder = Path.cwd()
-        return str(self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path)
+        return str(
+            self.path.relative_to(folder)
+            if self.path.is_relative_to(folder)
+            else self.path
+        )
 
     def problem(self, place: Keys, what: str, hint: str | None) -> Problem:
         """Make a problem with the place of the value at ``place``."""
         line, column, _ = self.source.place(place)
-        return Problem(file=self.shown_path, line=line, column=column, what=what, hint=hint)
+        return Problem(
+            file=self.shown_path, line=line, column=column, what=what, hint=hint
+        )
 
     def where(self, arm: ResolvedArm, part: str) -> Keys:
         """Find where the file writes an arm's ``part``, a key of ``_FIELDS``; the arm's place if nowhere."""

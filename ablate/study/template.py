@@ -135,8 +135,12 @@ def model_section(word: str, *, on_gpu: bool = False) -> dict[str, Any]:
         return {"preset": word}
     forms = f"expected {BUILT_IN}, hf:FOLDER, function:FILE.py:NAME, or a preset: {', '.join(PRESETS)}"
     if kind == "function" or word.endswith(".py"):
-        raise UserError(f"'{word}' names no function", hint="expected function:path/to/file.py:NAME")
-    raise UserError(f"no model '{word}'", hint=likely(word, (*PRESETS, BUILT_IN), forms))
+        raise UserError(
+            f"'{word}' names no function", hint="expected function:path/to/file.py:NAME"
+        )
+    raise UserError(
+        f"no model '{word}'", hint=likely(word, (*PRESETS, BUILT_IN), forms)
+    )
 
 
 def arms_of(word: str | None) -> dict[str, str]:
@@ -146,8 +150,13 @@ def arms_of(word: str | None) -> dict[str, str]:
         UserError: the word is none of ``ARMS``.
     """
     if word not in (None, *ARMS):
-        raise UserError(f"no arms '{word}'", hint=likely(word, ARMS, f"expected {one_of(list(ARMS))}"))
-    lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(word or "", "").splitlines()
+        raise UserError(
+            f"no arms '{word}'",
+            hint=likely(word, ARMS, f"expected {one_of(list(ARMS))}"),
+        )
+    lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(
+        word or "", ""
+    ).splitlines()
     return {line.partition(":")[0].strip(): line for line in lines}
 
 
@@ -156,13 +165,17 @@ def starter_text(starter: Starter) -> str:
     arms = []
     for name, line in arms_of(starter.arms).items():
         reason = starter.left_out.get(name)
-        arms.append(line if reason is None else _comment(f"{name} is left out: {reason}", "  "))
+        arms.append(
+            line if reason is None else _comment(f"{name} is left out: {reason}", "  ")
+        )
     text = "".join(f"{line}\n" for line in arms)
     if starter.arms == "grid":
         text += _GRID
     resources = ""
     if starter.on_gpu:
-        resources = "  resources: {gpus: auto}  # the share of a GPU that each run takes\n"
+        resources = (
+            "  resources: {gpus: auto}  # the share of a GPU that each run takes\n"
+        )
     return _STUDY.format(
         file=starter.file,
         name=_flow(starter.name),
@@ -180,12 +193,21 @@ def starter_text(starter: Starter) -> str:
 
 
 def study_text(
-    comment: str, head: Mapping[str, Any], base: Mapping[str, Any], arms: Mapping[str, Any]
+    comment: str,
+    head: Mapping[str, Any],
+    base: Mapping[str, Any],
+    arms: Mapping[str, Any],
 ) -> str:
     """Return the text of a study: a comment, the keys before ``base``, its sections, and the arms."""
     written = {name: written_short(section) for name, section in base.items()}
-    sections = {name: section for name, section in written.items() if section not in (None, "auto", {})}
-    return f"# {comment}\n{yaml_text({**head, 'base': sections, 'arms': arms}, width=100)}"
+    sections = {
+        name: section
+        for name, section in written.items()
+        if section not in (None, "auto", {})
+    }
+    return (
+        f"# {comment}\n{yaml_text({**head, 'base': sections, 'arms': arms}, width=100)}"
+    )
 
 
 def yaml_text(value: Any, *, width: int) -> str:
@@ -202,7 +224,9 @@ def yaml_text(value: Any, *, width: int) -> str:
 
 
 def _comment(text: str, indent: str) -> str:
-    return textwrap.indent("\n".join(textwrap.wrap(text, 98 - len(indent))), f"{indent}# ")
+    return textwrap.indent(
+        "\n".join(textwrap.wrap(text, 98 - len(indent))), f"{indent}# "
+    )
 
 
 def _flow(value: Any) -> str:

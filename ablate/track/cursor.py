@@ -103,7 +103,9 @@ def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
     try:
         content = read_json(cursor_path(store, tracking_uri))
         if content["format"] == _FORMAT:
-            runs = {run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()}
+            runs = {
+                run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()
+            }
             return Cursor(**content | {"runs": runs})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -142,7 +144,9 @@ def store_id(store: StudyStore) -> str:
 
 def state_key(status: Status) -> str:
     """Hash the part of a status that MLflow gets, without the counters that change at every step."""
-    return digest(f"{status.state} {status.attempt} {status.ended_unix} {status.message}")
+    return digest(
+        f"{status.state} {status.attempt} {status.ended_unix} {status.message}"
+    )
 
 
 def digest(content: Any) -> str:
@@ -157,7 +161,11 @@ def content_digest(path: Path) -> str:
     if path.is_file():
         return digest(path.read_bytes())
     files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return digest("\n".join(f"{file.relative_to(path)} {digest(file.read_bytes())}" for file in files))
+    return digest(
+        "\n".join(
+            f"{file.relative_to(path)} {digest(file.read_bytes())}" for file in files
+        )
+    )
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
@@ -167,7 +175,11 @@ def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
         planned = [run.id for _, run in store.plan().runs()]
     except (OSError, UserError):
         planned = []
-    unsent = [run_id for run_id in planned if _run_pending(store.run(run_id), cursor.runs.get(run_id))]
+    unsent = [
+        run_id
+        for run_id in planned
+        if _run_pending(store.run(run_id), cursor.runs.get(run_id))
+    ]
     report = store.path / "report"
     if (report / "report.html").exists():
         summary = cursor.runs.get(SUMMARY)

@@ -88,7 +88,10 @@ def points(row: Any, unit: str = "nats") -> list[Point]:
             values[name] = number
     if unit == "nats" and values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
         values["val_perplexity"] = math.exp(values["val_loss"])
-    return [Point(name, value, round(time_unix * 1000), int(tokens)) for name, value in values.items()]
+    return [
+        Point(name, value, round(time_unix * 1000), int(tokens))
+        for name, value in values.items()
+    ]
 
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
@@ -104,7 +107,11 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
         return {}
     if kind == "load":
         return {"busiest": f"diag/busiest_expert/{layer}"}
-    return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED} if gemm in GEMMS else {}
+    return (
+        {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
+        if gemm in GEMMS
+        else {}
+    )
 
 
 def read_points(
@@ -127,7 +134,9 @@ def text(value: Any) -> str:
         return "none"
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+    if isinstance(value, list) and not any(
+        isinstance(item, list | dict) for item in value
+    ):
         return "+".join(text(item) for item in value)
     return json.dumps(value, ensure_ascii=False)
 
@@ -148,14 +157,20 @@ def run_tags(
     """
     arm = plan.arms[place]
     is_baseline = arm.name == plan.baseline
-    note = [arm.description or "", f"**{arm.recipe}**", f"Differs from the baseline: {_differs(arm)}"]
+    note = [
+        arm.description or "",
+        f"**{arm.recipe}**",
+        f"Differs from the baseline: {_differs(arm)}",
+    ]
     if environment.get("backend_mode") == "command":
         by_command = "By the command, as configured"
         if markers := environment.get("markers"):
             by_command += f"; its output held: {text(markers)}"
         note.append(by_command)
     if status.state in ("diverged", "failed", "interrupted", "stopped"):
-        note.append(f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}")
+        note.append(
+            f"{status.state.capitalize()} after {status.tokens:,} tokens. {status.message or ''}"
+        )
     note.append(f"[The study's report]({report}). Step: training tokens.")
     tags = {
         "ablate.run_id": run.id,
@@ -165,7 +180,9 @@ def run_tags(
         "ablate.recipe": arm.recipe or "",
         "ablate.state": status.state,
         "mlflow.runName": f"{arm.name} seed {run.seed}",
-        "mlflow.runColor": _BASELINE_COLOUR if is_baseline else _COLOURS[place % len(_COLOURS)],
+        "mlflow.runColor": _BASELINE_COLOUR
+        if is_baseline
+        else _COLOURS[place % len(_COLOURS)],
         "mlflow.source.name": "ablate",
         "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
@@ -175,16 +192,25 @@ def run_tags(
     if fingerprints := environment.get("fingerprints"):
         tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
     if arm.fork is not None:
-        tags |= {"ablate.fork_from": arm.fork.arm, "ablate.fork_tokens": text(arm.fork.tokens)}
+        tags |= {
+            "ablate.fork_from": arm.fork.arm,
+            "ablate.fork_tokens": text(arm.fork.tokens),
+        }
         tags["ablate.cost_counted_from_tokens"] = text(plan.counted_from(arm.name))
     return _cleaned(tags, arm, _MAX_TAG)
 
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Flatten the resolved configuration, without fields that have no effect, and the arm's factors."""
-    if isinstance(config.get("trainer"), dict):  # a command has a model, data and settings of its own
-        training = {key: value for key, value in config["training"].items() if key in REACHES}
-        config = {key: config[key] for key in ("trainer", "recipe", "seed") if key in config}
+    if isinstance(
+        config.get("trainer"), dict
+    ):  # a command has a model, data and settings of its own
+        training = {
+            key: value for key, value in config["training"].items() if key in REACHES
+        }
+        config = {
+            key: config[key] for key in ("trainer", "recipe", "seed") if key in config
+        }
         config["training"] = training
     elif isinstance(model := config.get("model"), dict):
         config = config | {"model": ModelConfig.meaningful_fields(model)}
@@ -199,7 +225,9 @@ def _cleaned(values: dict[str, Any], arm: LockedArm, length: int) -> dict[str, s
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
     """Write the study's description, target and arms in Markdown, with a link to its report."""
-    target = "none" if plan.target is None else f"{plan.target.kind} {plan.target.value:g}"
+    target = (
+        "none" if plan.target is None else f"{plan.target.kind} {plan.target.value:g}"
+    )
     lines = [
         f"{plan.description or ''}\n",
         f"- **Target**: {target}",
@@ -228,7 +256,11 @@ def view(plan: LockedPlan) -> str:
     state = fixed["state"]
     state["selectedColumns"] = [
         "tags.`ablate.state`",
-        *dict.fromkeys(f"params.`{_name(f'factor.{key}')}`" for arm in plan.arms for key in arm.factors),
+        *dict.fromkeys(
+            f"params.`{_name(f'factor.{key}')}`"
+            for arm in plan.arms
+            for key in arm.factors
+        ),
         "metrics.`val_loss`",
         *(f"tags.`{key}`" for key in RESULTS),
         "metrics.`tokens_per_sec`",
@@ -244,7 +276,13 @@ def view(plan: LockedPlan) -> str:
 
 
 def _differs(arm: LockedArm) -> str:
-    return "; ".join(f"{key}: {text(old)} → {text(new)}" for key, (old, new) in arm.differs.items()) or "–"
+    return (
+        "; ".join(
+            f"{key}: {text(old)} → {text(new)}"
+            for key, (old, new) in arm.differs.items()
+        )
+        or "–"
+    )
 
 
 def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
@@ -284,5 +322,8 @@ def read_results(path: Path, _stamp: object) -> dict[str, dict[str, str]]:
                 cost = ""
                 if tokens and baseline_tokens and is_compared:
                     cost = f"{tokens / baseline_tokens - 1:+.2%}"
-                tags[run["id"]] = {_TOKENS: f"{tokens:.0f}" if tokens else "", _COST: cost}
+                tags[run["id"]] = {
+                    _TOKENS: f"{tokens:.0f}" if tokens else "",
+                    _COST: cost,
+                }
     return tags

@@ -143,13 +143,31 @@ class Mirror:
         for place, arm in enumerate(plan.arms):
             for planned in arm.runs:
                 run = self._store.run(planned.id)
-                files = _stamp(run.path / name for name in (*FILES, "status.json", "environment.json"))
+                files = _stamp(
+                    run.path / name
+                    for name in (*FILES, "status.json", "environment.json")
+                )
                 if files:
-                    tags_of = partial(describe.run_tags, plan, place, planned, report=link)
-                    send = partial(self._send_run, run, plan, arm, tags_of, results.get(planned.id, {}))
+                    tags_of = partial(
+                        describe.run_tags, plan, place, planned, report=link
+                    )
+                    send = partial(
+                        self._send_run,
+                        run,
+                        plan,
+                        arm,
+                        tags_of,
+                        results.get(planned.id, {}),
+                    )
                     self._once(planned.id, (files, stamp, link), send)
-        self._once(SUMMARY, _stamp(sorted(self._report.rglob("*"))), partial(self._send_report, summary))
-        if self._has_new_runs:  # a repeated request may have made two: all but one are deleted
+        self._once(
+            SUMMARY,
+            _stamp(sorted(self._report.rglob("*"))),
+            partial(self._send_report, summary),
+        )
+        if (
+            self._has_new_runs
+        ):  # a repeated request may have made two: all but one are deleted
             self._sink.known_runs(experiment, store_id(self._store), self._mlflow_ids())
 
     def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:
@@ -175,9 +193,14 @@ class Mirror:
         self._forget()
         cursor = self._cursor
         experiment_id = self._sink.experiment(study)
-        self._known = self._sink.known_runs(experiment_id, store_id(self._store), self._mlflow_ids())
+        self._known = self._sink.known_runs(
+            experiment_id, store_id(self._store), self._mlflow_ids()
+        )
         for key, entry in [*cursor.runs.items()]:
-            if key not in self._known or self._known[key].info.run_id != entry.mlflow_id:
+            if (
+                key not in self._known
+                or self._known[key].info.run_id != entry.mlflow_id
+            ):
                 del cursor.runs[key]
         if cursor.experiment_id != experiment_id:
             cursor.experiment_id = experiment_id
@@ -205,18 +228,28 @@ class Mirror:
             if entry is not None:
                 self._sink.delete_run(entry.mlflow_id)
             owned = {STORE_TAG: store_id(self._store), **tags}
-            created = self._sink.create_run(str(self._cursor.experiment_id), started_unix, owned)
+            created = self._sink.create_run(
+                str(self._cursor.experiment_id), started_unix, owned
+            )
             self._known[key] = created
             self._has_new_runs = True
-            entry = RunCursor(mlflow_id=created.info.run_id, sent={"tags": digest(sorted(tags.items()))})
+            entry = RunCursor(
+                mlflow_id=created.info.run_id,
+                sent={"tags": digest(sorted(tags.items()))},
+            )
         self._cursor.runs[key] = entry
         return entry
 
     def _holds_points_of(self, run: RunDir, entry: RunCursor) -> bool:
         """Whether all points of losses in MLflow are in the run's file."""
-        in_file = {(at.step, at.timestamp_ms) for row in run.metrics() for at in describe.points(row)}
+        in_file = {
+            (at.step, at.timestamp_ms)
+            for row in run.metrics()
+            for at in describe.points(row)
+        }
         return all(
-            self._sink.history(entry.mlflow_id, name) <= in_file for name in ("train_loss", "val_loss")
+            self._sink.history(entry.mlflow_id, name) <= in_file
+            for name in ("train_loss", "val_loss")
         )
 
     def _send_run(
@@ -258,7 +291,10 @@ class Mirror:
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
-            entry.tails = {file: tail_digest(run.path / file, offsets[file]) or "" for file in REWOUND}
+            entry.tails = {
+                file: tail_digest(run.path / file, offsets[file]) or ""
+                for file in REWOUND
+            }
             params = {}
             tags = {}
         for name in _ARTIFACTS:
@@ -267,7 +303,11 @@ class Mirror:
         if entry.sent.get("state") != state_key(status):
             mlflow_status = _MLFLOW_STATUS[status.state]
             if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
-                self._sink.set_state(entry.mlflow_id, mlflow_status, status.ended_unix or status.updated_unix)
+                self._sink.set_state(
+                    entry.mlflow_id,
+                    mlflow_status,
+                    status.ended_unix or status.updated_unix,
+                )
             entry.mlflow_status = mlflow_status
             entry.sent["state"] = state_key(status)
 

@@ -26,17 +26,27 @@ _LEADS_ELSEWHERE = ("runs", "models", "mlflow-artifacts")
 def keep_artifacts_in(root: Path) -> None:
     """Let MLflow in this process neither read nor write artifacts outside of ``root``."""
     from mlflow.exceptions import MlflowException
-    from mlflow.store.artifact.artifact_repository_registry import ArtifactRepositoryRegistry
+    from mlflow.store.artifact.artifact_repository_registry import (
+        ArtifactRepositoryRegistry,
+    )
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     open_any = ArtifactRepositoryRegistry.get_artifact_repository
     create_any = SqlAlchemyStore.create_experiment
-    refusal = MlflowException.invalid_parameter_value("this server keeps artifacts in its own folder alone")
+    refusal = MlflowException.invalid_parameter_value(
+        "this server keeps artifacts in its own folder alone"
+    )
 
-    def open_inside(registry: Any, artifact_uri: str, *arguments: Any, **options: Any) -> Any:
+    def open_inside(
+        registry: Any, artifact_uri: str, *arguments: Any, **options: Any
+    ) -> Any:
         address = urlparse(artifact_uri)
         path = Path(unquote(address.path)).resolve()
-        is_inside = address.scheme in ("", "file") and not address.netloc and path.is_relative_to(root)
+        is_inside = (
+            address.scheme in ("", "file")
+            and not address.netloc
+            and path.is_relative_to(root)
+        )
         if not is_inside and address.scheme not in _LEADS_ELSEWHERE:
             raise refusal
         return open_any(registry, artifact_uri, *arguments, **options)
@@ -76,7 +86,9 @@ def main() -> None:
     handlers.initialize_backend_stores(database, database, "mlflow-artifacts:/")
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        is_closed = scope["type"] == "http" and any(part in scope["path"] for part in _CLOSED)
+        is_closed = scope["type"] == "http" and any(
+            part in scope["path"] for part in _CLOSED
+        )
         answer = PlainTextResponse("not served here", 404) if is_closed else app
         await answer(scope, receive, send)
 

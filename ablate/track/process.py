@@ -77,7 +77,13 @@ def start_mirror(study_dir: Path, tracking_uri: str | None = None) -> MirrorProc
     uri = resolve_tracking_uri(study_dir.parent, tracking_uri)
     store = StudyStore(study_dir.resolve())
     store.refuse_unsafe()
-    command = [sys.executable, "-m", "ablate.track.process", str(store.path), str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "ablate.track.process",
+        str(store.path),
+        str(os.getpid()),
+    ]
     # The child inherits the mask: an early SIGTERM waits until the child can handle it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -103,7 +109,9 @@ def main() -> None:
     stopping = _watch(int(sys.argv[2]), cursor_path(store, uri))
     os.nice(_NICENESS)
     sys.stdout = sys.stderr = _Redacted(sys.stderr.buffer, line_buffering=True)
-    os.environ["MLFLOW_LOGGING_LEVEL"] = "CRITICAL"  # each fault is a problem of a pass, told below
+    os.environ["MLFLOW_LOGGING_LEVEL"] = (
+        "CRITICAL"  # each fault is a problem of a pass, told below
+    )
     logging.getLogger("sqlalchemy").setLevel(logging.CRITICAL)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     _log.setLevel(logging.INFO)
@@ -118,12 +126,19 @@ def main() -> None:
         if report.problem is None and problem_logged_sec > -math.inf:
             _log.info("all is sent again")
             problem_logged_sec = -math.inf
-        elif report.problem is not None and time.monotonic() - problem_logged_sec >= _TELL_EVERY_SEC:
+        elif (
+            report.problem is not None
+            and time.monotonic() - problem_logged_sec >= _TELL_EVERY_SEC
+        ):
             _log.info("will try again: %s", report.problem)
             problem_logged_sec = time.monotonic()
         if is_last and not report.complete:
-            _log.warning("ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent))
-        delay_sec = _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)
+            _log.warning(
+                "ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent)
+            )
+        delay_sec = (
+            _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)
+        )
         stopping.wait(0.0 if is_last else delay_sec)
 
 
@@ -145,7 +160,10 @@ def _watch(parent: int, cursor: Path) -> threading.Event:
         progress_sec = 0.0
         known_ns = None
         while (now := clock()) < min(progress_sec + STOP_SEC, LAST_PASS_SEC):
-            if cursor.exists() and (written_ns := cursor.stat().st_mtime_ns) != known_ns:
+            if (
+                cursor.exists()
+                and (written_ns := cursor.stat().st_mtime_ns) != known_ns
+            ):
                 known_ns = written_ns
                 progress_sec = now
             time.sleep(_LOOK_SEC)

@@ -84,7 +84,9 @@ def local_server(
         pass_fds=descriptors,
         env=environment,
     )
-    copier = threading.Thread(target=_copy_redacted, args=(process.stdout, log_path, name), daemon=True)
+    copier = threading.Thread(
+        target=_copy_redacted, args=(process.stdout, log_path, name), daemon=True
+    )
     copier.start()
     try:
         _wait_until_up(f"http://127.0.0.1:{port}", process, log_path)
@@ -148,8 +150,13 @@ def _wait_until_up(url: str, process: subprocess.Popen[bytes], log_path: Path) -
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise UserError(f"MLflow's server ended at once (see {log_path})")
-        with contextlib.suppress(OSError), opener.open(f"{url}/health", timeout=2) as answer:
+        with (
+            contextlib.suppress(OSError),
+            opener.open(f"{url}/health", timeout=2) as answer,
+        ):
             if answer.status == 200:
                 return
         time.sleep(0.1)
-    raise UserError(f"MLflow's server did not answer at {url} within {_START_SEC:.0f} s (see {log_path})")
+    raise UserError(
+        f"MLflow's server did not answer at {url} within {_START_SEC:.0f} s (see {log_path})"
+    )

@@ -36,7 +36,20 @@ MLFLOW_ENVIRONMENT = {
 }
 """Set before MLflow is imported, unless the user has set them."""
 
-_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay", "bcachefs"})
+_LOCAL = frozenset(
+    {
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "f2fs",
+        "tmpfs",
+        "overlay",
+        "bcachefs",
+    }
+)
 
 STORE_TAG = "ablate.store"
 RUN_TAG = "ablate.run_id"
@@ -68,7 +81,9 @@ def _translated() -> Iterator[None]:
     except Exception as error:
         words = " ".join(str(error).split())
         line = redact(f"{type(error).__name__}: {words}")[:500]
-        if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(error, FileNotFoundError):
+        if getattr(error, "error_code", None) in _ABOUT_ONE_RUN or isinstance(
+            error, FileNotFoundError
+        ):
             raise Refused(line) from None
         if isinstance(error, ModuleNotFoundError):
             line = f"the database's driver is missing: pip install {error.name}"
@@ -88,7 +103,11 @@ def is_database(uri: str) -> bool:
 
 def sqlite_path(uri: str) -> Path | None:
     """Return the file of a sqlite address, None for any other address."""
-    return Path(uri.split(":///", 1)[1]) if scheme(uri) == "sqlite" and ":///" in uri else None
+    return (
+        Path(uri.split(":///", 1)[1])
+        if scheme(uri) == "sqlite" and ":///" in uri
+        else None
+    )
 
 
 def default_tracking_uri(storage: Path) -> str:
@@ -102,7 +121,9 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
     Raises:
         UserError: a plain folder or ``file:``, which MLflow refuses, or a file that others can change.
     """
-    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(storage)
+    uri = (
+        option or os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(storage)
+    )
     if scheme(uri) in ("", "file") and uri not in ("databricks", "uc"):
         raise UserError(
             f"MLflow keeps no runs in plain files: '{redact(uri)}' "
@@ -110,7 +131,9 @@ def resolve_tracking_uri(storage: Path, option: str | None = None) -> str:
         )
     path = sqlite_path(uri)
     if path and path.exists() and (fault := changed_by_others(path, group_may=True)):
-        raise UserError(f"{fault}: it can name any folder for artifacts (take another with --tracking-uri)")
+        raise UserError(
+            f"{fault}: it can name any folder for artifacts (take another with --tracking-uri)"
+        )
     return f"sqlite:///{path.resolve()}" if path else uri
 
 
@@ -136,9 +159,13 @@ class Sink:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             # A server chooses the place of artifacts; without a server they are kept in the storage.
-            place = (self._artifacts / name).as_uri() if is_database(self._uri) else None
+            place = (
+                (self._artifacts / name).as_uri() if is_database(self._uri) else None
+            )
             tags = {"mlflow.experimentKind": "custom_model_development"}
-            return str(client.create_experiment(name, artifact_location=place, tags=tags))
+            return str(
+                client.create_experiment(name, artifact_location=place, tags=tags)
+            )
         if experiment.lifecycle_stage != "active":
             client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
@@ -147,7 +174,9 @@ class Sink:
     def describe(self, experiment_id: str, note: str, view: str) -> None:
         """Replace the experiment's description and the view named in the dashboard's address."""
         self._client().set_experiment_tag(experiment_id, "mlflow.note.content", note)
-        self._client().set_experiment_tag(experiment_id, f"mlflow.sharedViewState.{VIEW}", view)
+        self._client().set_experiment_tag(
+            experiment_id, f"mlflow.sharedViewState.{VIEW}", view
+        )
 
     @_translated()
     def known_runs(
@@ -165,7 +194,9 @@ class Sink:
                 copies.setdefault(key, []).append(run)
         known = {}
         for key, runs in copies.items():
-            runs.sort(key=lambda run: (run.info.run_id not in preferred, run.info.run_id))
+            runs.sort(
+                key=lambda run: (run.info.run_id not in preferred, run.info.run_id)
+            )
             known[key] = runs[0]
             for other in runs[1:]:
                 self._client().delete_run(other.info.run_id)
@@ -175,19 +206,25 @@ class Sink:
         condition = f"tags.`{STORE_TAG}` = '{store_id}'"
         token = None
         while True:
-            page = self._client().search_runs([experiment_id], condition, max_results=1000, page_token=token)
+            page = self._client().search_runs(
+                [experiment_id], condition, max_results=1000, page_token=token
+            )
             yield from page
             if not (token := page.token):
                 return
 
     @_translated()
-    def create_run(self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]) -> Any:
+    def create_run(
+        self, experiment_id: str, start_unix: float | None, tags: Mapping[str, str]
+    ) -> Any:
         """Start an MLflow run and return it; ``tags`` say whose it is (``STORE_TAG`` and another).
 
         MLflow's client sends the request again if no answer comes. So there may be two runs until
         ``known_runs`` is called.
         """
-        return self._client().create_run(experiment_id, _milliseconds(start_unix), dict(tags))
+        return self._client().create_run(
+            experiment_id, _milliseconds(start_unix), dict(tags)
+        )
 
     @_translated()
     def log(
@@ -211,7 +248,10 @@ class Sink:
     @_translated()
     def history(self, mlflow_id: str, key: str) -> set[tuple[int, int]]:
         """Read (step, time stamp in ms) of every point of a metric."""
-        return {(point.step, point.timestamp) for point in self._client().get_metric_history(mlflow_id, key)}
+        return {
+            (point.step, point.timestamp)
+            for point in self._client().get_metric_history(mlflow_id, key)
+        }
 
     @_translated()
     def set_state(self, mlflow_id: str, status: str, end_unix: float | None) -> None:
@@ -219,7 +259,9 @@ class Sink:
         if status == "RUNNING":
             self._client().update_run(mlflow_id, status=status)
         else:
-            self._client().set_terminated(mlflow_id, status=status, end_time=_milliseconds(end_unix))
+            self._client().set_terminated(
+                mlflow_id, status=status, end_time=_milliseconds(end_unix)
+            )
 
     @_translated()
     def log_artifact(self, run: Any, path: Path) -> None:
@@ -227,9 +269,13 @@ class Sink:
 
         MLflow's client is not used, because it would query the run each time.
         """
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+        from mlflow.store.artifact.artifact_repository_registry import (
+            get_artifact_repository,
+        )
 
-        repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
+        repository = get_artifact_repository(
+            run.info.artifact_uri, tracking_uri=self._uri
+        )
         if path.is_dir():
             repository.log_artifacts(str(path), artifact_path=path.name)
         else:
@@ -286,7 +332,9 @@ def is_local(folder: Path) -> bool:
         disks = psutil.disk_partitions(all=True)
     except OSError:  # there is no list of mounts to read
         return False
-    holding = [disk for disk in disks if folder.resolve().is_relative_to(disk.mountpoint)]
+    holding = [
+        disk for disk in disks if folder.resolve().is_relative_to(disk.mountpoint)
+    ]
     nearest = max(holding, key=lambda disk: len(disk.mountpoint), default=None)
     return nearest is not None and nearest.fstype in _LOCAL
 

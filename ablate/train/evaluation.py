@@ -46,7 +46,9 @@ def evaluate(
         return losses
     layers = quantised_layers(trainee.module).values()
     name = "val_loss" if evaluated_in == "bf16" else "val_loss_bf16"
-    if losses and all(layer.recipe_at(trainee.state.tokens).fprop.is_untouched for layer in layers):
+    if losses and all(
+        layer.recipe_at(trainee.state.tokens).fprop.is_untouched for layer in layers
+    ):
         losses[name] = losses["val_loss"]
         return losses
     for layer in layers:
@@ -59,21 +61,31 @@ def evaluate(
     return losses
 
 
-def _mean_loss(trainee: Trainee, tokens: np.ndarray[Any, Any], loss_of: LossOf) -> float:
+def _mean_loss(
+    trainee: Trainee, tokens: np.ndarray[Any, Any], loss_of: LossOf
+) -> float:
     """Compute the mean loss in nats per token on the fixed validation set."""
     group = trainee.group
     settings = trainee.settings
     sequences = settings.micro_batch_size or settings.batch_size // group.size
     batches = list(
         validation_batches(
-            tokens, settings.seq_len, settings.eval_tokens, sequences, which=settings.eval_windows
+            tokens,
+            settings.seq_len,
+            settings.eval_tokens,
+            sequences,
+            which=settings.eval_windows,
         )
     )
     indices = range(group.rank, len(batches) + -len(batches) % group.size, group.size)
     # Gathering weights needs all processes: a process without a batch repeats the last one.
     evaluated = [min(index, len(batches) - 1) for index in indices]
-    sums = summed_losses(trainee, {index: batches[index] for index in evaluated}, loss_of)
-    return group.total(sums, len(batches)) / sum(len(batch) * settings.seq_len for batch in batches)
+    sums = summed_losses(
+        trainee, {index: batches[index] for index in evaluated}, loss_of
+    )
+    return group.total(sums, len(batches)) / sum(
+        len(batch) * settings.seq_len for batch in batches
+    )
 
 
 def summed_losses(

@@ -31,7 +31,14 @@ from ablate.recipes import LayerRecipe, Recipe
 from ablate.run.config import TrainingConfig
 from ablate.train.evaluation import summed_loss, summed_losses
 from ablate.train.snapshot import model_tensors
-from ablate.train.step import Trainee, assemble, has_graphs, on_device, set_optimizer, take_whole_step
+from ablate.train.step import (
+    Trainee,
+    assemble,
+    has_graphs,
+    on_device,
+    set_optimizer,
+    take_whole_step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +93,9 @@ def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
 
 
 def _recipes(config: ArmConfig) -> list[Recipe]:
-    return [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
+    return (
+        [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
+    )
 
 
 class WholeSteps:
@@ -97,7 +106,10 @@ class WholeSteps:
     """
 
     def __init__(
-        self, trainee: Trainee, eager: str | None, on_eager: Callable[[str], None] = lambda _: None
+        self,
+        trainee: Trainee,
+        eager: str | None,
+        on_eager: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._layers = quantised_layers(trainee.module).values()
         self._on_eager = on_eager
@@ -120,7 +132,12 @@ class WholeSteps:
         phase = (trainee.settings, *self._recipes(trainee))
         if self._step is None or self._step.phase != phase:
             self.forget()
-            self._step = _Graph(take_whole_step, phase, warm_up=WARM_UP, calls=trainee.plan.micro_batches)
+            self._step = _Graph(
+                take_whole_step,
+                phase,
+                warm_up=WARM_UP,
+                calls=trainee.plan.micro_batches,
+            )
         trainee.state.call = 0
         return self._run(self._step, trainee, sequences)
 
@@ -144,9 +161,15 @@ class WholeSteps:
         if graph.is_warm and graph.captured is None:
             try:
                 graph.capture(trainee, sequences, self._stream)
-            except Exception as error:  # of torch, Triton or a library, each with its own types
-                trainee.optimizer.zero_grad(set_to_none=True)  # they lie in the memory of the graph
-                first = error.__context__ or error  # that which ended the capture, not the end itself
+            except (
+                Exception
+            ) as error:  # of torch, Triton or a library, each with its own types
+                trainee.optimizer.zero_grad(
+                    set_to_none=True
+                )  # they lie in the memory of the graph
+                first = (
+                    error.__context__ or error
+                )  # that which ended the capture, not the end itself
                 self.eager = f"the capture failed: {with_type(first)}"
                 self._on_eager(self.eager)
                 self.forget()
@@ -192,19 +215,25 @@ class _Graph:
         self._turns_to_warm_up -= 1
         return self.work(trainee, sequences)
 
-    def capture(self, trainee: Trainee, sequences: Tensor, stream: torch.cuda.Stream) -> None:
+    def capture(
+        self, trainee: Trainee, sequences: Tensor, stream: torch.cuda.Stream
+    ) -> None:
         """Capture the work, without doing it."""
         state = trainee.state
         first_call = state.call
         assert first_call is not None
         graph = torch.cuda.CUDAGraph()
         self._sequences = sequences.clone()
-        calls = torch.arange(first_call, first_call + self._calls, device=sequences.device)
+        calls = torch.arange(
+            first_call, first_call + self._calls, device=sequences.device
+        )
         self._positions = torch.stack((torch.zeros_like(calls), calls), dim=1)
         state.positions = dict(enumerate(self._positions, first_call))
         try:
             # Other threads of the process may use the device meanwhile.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, stream=stream, capture_error_mode="thread_local"
+            ):
                 self._result = self.work(trainee, self._sequences)
         finally:
             state.positions = None
@@ -230,7 +259,9 @@ def unproven(config: RunConfig, device: str, layout: Layout) -> str | None:
             decisive = (
                 tiny.model, tiny.training, tiny.recipe.text, tiny.backend, layout.checkpoint_activations
             )  # fmt: skip
-            (result,) = known_or_tested(decisive, device, _ROOMS, partial(proof, tiny, device, layout))
+            (result,) = known_or_tested(
+                decisive, device, _ROOMS, partial(proof, tiny, device, layout)
+            )
             if not result["passed"]:
                 return str(result["detail"])
     return None
@@ -279,8 +310,13 @@ def _steps_of(
         window = draw.integers(0, config.vocab_size, shape)
         results.append(steps.take(trainee, on_device(window, device)))
     trainee.state.step = _PROOF_STEPS
-    batches = {index: draw.integers(0, config.vocab_size, shape) for index in range(_PROOF_EVALUATIONS)}
-    results.append(torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values())))
+    batches = {
+        index: draw.integers(0, config.vocab_size, shape)
+        for index in range(_PROOF_EVALUATIONS)
+    }
+    results.append(
+        torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values()))
+    )
     results += [tensor for _, tensor in model_tensors(trainee.module)]
     for moments in trainee.optimizer.state.values():
         results += moments.values()

@@ -50,7 +50,9 @@ class Group:
         for of_process in self.gathered(figures_here):
             figures.update(of_process)
         total = 0.0
-        for index in range(count):  # sum() would add in higher precision from Python 3.12 on
+        for index in range(
+            count
+        ):  # sum() would add in higher precision from Python 3.12 on
             total += figures[index]
         return total
 
@@ -94,7 +96,9 @@ def join_group(device: str) -> Group:
     if size == 1:
         return ALONE
     mesh = init_device_mesh(torch.device(device).type, (size,))
-    return Group(distributed.get_rank(), size, mesh, distributed.new_group(backend="gloo"))
+    return Group(
+        distributed.get_rank(), size, mesh, distributed.new_group(backend="gloo")
+    )
 
 
 def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
@@ -107,7 +111,9 @@ def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
     return inner
 
 
-def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_bf16: bool) -> None:
+def shard(
+    module: nn.Module, group: Group, settings: TrainingConfig, *, gather_bf16: bool
+) -> None:
     """Share a model's weights, gradients and optimizer states evenly among the devices of a group.
 
     ``gather_bf16``: every use of a block's weight is in bf16. Gradients are summed, not averaged, because
@@ -116,11 +122,15 @@ def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_b
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     # The logits are a view, and nothing writes into it.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view tensor"
+    )
     reduce = torch.float32 if settings.reduction == "fp32" else torch.bfloat16
     whole = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     block = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if gather_bf16 else None, reduce_dtype=reduce, cast_forward_inputs=False
+        param_dtype=torch.bfloat16 if gather_bf16 else None,
+        reduce_dtype=reduce,
+        cast_forward_inputs=False,
     )
     for unit in blocks(module):
         fully_shard(unit, mesh=group.mesh, mp_policy=block)
@@ -128,4 +138,6 @@ def shard(module: nn.Module, group: Group, settings: TrainingConfig, *, gather_b
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(enable=True)  # the only reduction of gloo
+            part.set_force_sum_reduction_for_comms(
+                enable=True
+            )  # the only reduction of gloo

@@ -115,11 +115,15 @@ def train(
     from ablate.data import open_tokens, prepare
 
     keep_freed_memory()
-    train_tokens, validation_tokens = tokens or open_tokens(prepare(config.data, cache_folder("tokens")))
+    train_tokens, validation_tokens = tokens or open_tokens(
+        prepare(config.data, cache_folder("tokens"))
+    )
     trainee = assemble(config, device, layout)
     observer = observe(trainee) if observe else None
     if config.replayed is not None and getattr(trainee.module, "choose", None) is None:
-        raise UserError("model.routing: replay needs the record of another run: `ablate run` has it")
+        raise UserError(
+            "model.routing: replay needs the record of another run: `ablate run` has it"
+        )
     run = _Run(config, trainee, layout, on_metrics, observer, checkpoints)
     try:
         return run.train(train_tokens, validation_tokens, should_stop)
@@ -179,11 +183,18 @@ class _Run:
         if config.fork is not None:
             settings = config.fork.training
             self.fork_step = config.fork.tokens // trainee.plan.tokens_per_step
-            self.before_fork = replace(trainee, settings=settings, plan=plan_steps(settings, self.group.size))
+            self.before_fork = replace(
+                trainee, settings=settings, plan=plan_steps(settings, self.group.size)
+            )
         self.first_step = self._resume()
-        conditions: dict[str, Any] = {"devices": self.group.size, "observed": observer is not None}
+        conditions: dict[str, Any] = {
+            "devices": self.group.size,
+            "observed": observer is not None,
+        }
         self.reads_late = why_read_at_once(config, trainee.device, **conditions) is None
-        eager = why_eager(config, trainee.device, **conditions) or unproven(config, trainee.device, layout)
+        eager = why_eager(config, trainee.device, **conditions) or unproven(
+            config, trainee.device, layout
+        )
         self.whole_steps = WholeSteps(trainee, eager, layout.on_eager)
 
     def _resume(self) -> int:
@@ -195,7 +206,9 @@ class _Run:
             return 0
         trainee = self.after_fork
         trainee.state.tokens = snapshot.step * trainee.plan.tokens_per_step
-        restore_snapshot(snapshot, trainee.module, trainee.optimizer, trainee.deoscillation)
+        restore_snapshot(
+            snapshot, trainee.module, trainee.optimizer, trainee.deoscillation
+        )
         self.sums = Counter(snapshot.numbers["window"])
         self.evaluations_above_bound = snapshot.numbers["evaluations_above_bound"]
         return snapshot.step
@@ -224,22 +237,36 @@ class _Run:
                     state="interrupted", tokens=trainee.state.tokens, step=step + 1,
                     message="stopped on request",
                 )  # fmt: skip
-        return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps, trainee=self.after_fork)
+        return TrainResult(
+            state="finished",
+            tokens=plan.tokens,
+            step=plan.steps,
+            trainee=self.after_fork,
+        )
 
     def _has_row(self, trainee: Trainee, step: int) -> bool:
-        return (step + 1) % trainee.plan.log_every_steps == 0 or step + 1 == self.after_fork.plan.steps
+        return (
+            step + 1
+        ) % trainee.plan.log_every_steps == 0 or step + 1 == self.after_fork.plan.steps
 
     def _is_evaluated(self, trainee: Trainee, step: int) -> bool:
         every = trainee.plan.eval_every_steps
-        return (step + 1) % every == 0 or step + 1 in (self.fork_step, self.after_fork.plan.steps)
+        return (step + 1) % every == 0 or step + 1 in (
+            self.fork_step,
+            self.after_fork.plan.steps,
+        )
 
-    def _take_step(self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]) -> None:
+    def _take_step(
+        self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]
+    ) -> None:
         started = time.perf_counter()
         state = trainee.state
         settings = trainee.settings
         self._move_to(step)
         set_optimizer(trainee.optimizer, settings, learning_rate(settings, step))
-        starts = sequence_starts(self.config.seed, step, settings.batch_size, settings.seq_len, len(tokens))
+        starts = sequence_starts(
+            self.config.seed, step, settings.batch_size, settings.seq_len, len(tokens)
+        )
         window = batch(tokens, starts, settings.seq_len)
         if self.observer is not None:
             self.observer.before(step)
@@ -248,7 +275,9 @@ class _Run:
             figures = self.whole_steps.take(trainee, sequences)
         else:
             figures = set_gradients(trainee, sequences, settings.grad_clip)
-        self.unread.append(TakenStep(number=step, trainee=trainee, window=window, figures=figures))
+        self.unread.append(
+            TakenStep(number=step, trainee=trainee, window=window, figures=figures)
+        )
         if step == self.first_step:
             self._refuse_unused_layers()
         if (
@@ -261,7 +290,9 @@ class _Run:
         if self.observer is not None:
             stepped = time.perf_counter() - started
             self.observer.after()
-            started = time.perf_counter() - stepped  # the observer's time does not count for the speed
+            started = (
+                time.perf_counter() - stepped
+            )  # the observer's time does not count for the speed
         state.tokens = (step + 1) * self.after_fork.plan.tokens_per_step
         reset = None if self.reads_late else take_step(trainee)
         sums: dict[str, Any] = {
@@ -278,7 +309,9 @@ class _Run:
         state.tokens = step * self.after_fork.plan.tokens_per_step
 
     def _refuse_unused_layers(self) -> None:
-        if self.config.model.is_built_in or self.group.size > 1:  # an expert may run only elsewhere
+        if (
+            self.config.model.is_built_in or self.group.size > 1
+        ):  # an expert may run only elsewhere
             return
         fault = weights_used_alone(self.after_fork.state)
         if fault is not None:
@@ -318,15 +351,21 @@ class _Run:
         self.on_metrics(row)
         sums.clear()
 
-    def _evaluate(self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]) -> None:
+    def _evaluate(
+        self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]
+    ) -> None:
         """Evaluate, and write the row; raise where validation diverged."""
         steps = step + 1
         losses = evaluate(trainee, tokens, self.whole_steps.summed_loss)
         val_loss = losses["val_loss"]
         if not math.isfinite(val_loss):
-            raise _DivergedError("non-finite validation loss", in_step=steps, steps=steps)
+            raise _DivergedError(
+                "non-finite validation loss", in_step=steps, steps=steps
+            )
         finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
-        self.on_metrics({"kind": "eval", "tokens": trainee.state.tokens, "step": steps, **finite})
+        self.on_metrics(
+            {"kind": "eval", "tokens": trainee.state.tokens, "step": steps, **finite}
+        )
         settings = trainee.settings
         bound = divergence_bound(settings.divergence_loss, self.config.vocab_size)
         if val_loss <= bound:
@@ -335,21 +374,32 @@ class _Run:
         self.evaluations_above_bound += 1
         count = self.evaluations_above_bound
         if count >= settings.divergence_evals:
-            message = f"validation loss above {bound:.3g} nats/token for {count} evaluations"
+            message = (
+                f"validation loss above {bound:.3g} nats/token for {count} evaluations"
+            )
             raise _DivergedError(message, in_step=steps, steps=steps)
 
     def _save_if_due(self, step: int, *, stops: bool) -> None:
         checkpoints = self.checkpoints
         trainee = self.after_fork
-        is_due = checkpoints is not None and self.group.first(checkpoints.due(trainee.state.tokens))
+        is_due = checkpoints is not None and self.group.first(
+            checkpoints.due(trainee.state.tokens)
+        )
         if not is_due and not stops:
             return
         self._read()
         if checkpoints is None:
             return
-        numbers = {"evaluations_above_bound": self.evaluations_above_bound, "window": dict(self.sums)}
+        numbers = {
+            "evaluations_above_bound": self.evaluations_above_bound,
+            "window": dict(self.sums),
+        }
         checkpoints.save(
             take_snapshot(
-                trainee.module, trainee.optimizer, trainee.deoscillation, step=step + 1, numbers=numbers
+                trainee.module,
+                trainee.optimizer,
+                trainee.deoscillation,
+                step=step + 1,
+                numbers=numbers,
             )
         )

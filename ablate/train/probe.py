@@ -47,7 +47,10 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
     settings = config.training
     sequences = settings.micro_batch_size or settings.batch_size // devices
     state = RecipeState(
-        recipe=config.recipe, backend=Selection("emulated"), seed=config.seed, total_tokens=settings.tokens
+        recipe=config.recipe,
+        backend=Selection("emulated"),
+        seed=config.seed,
+        total_tokens=settings.tokens,
     )
     with torch.device("meta"):
         model, loss = build_network(config, state, initial_seed=0)
@@ -59,10 +62,10 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
         except Exception as error:
             if config.model.is_built_in:
                 raise
-            hint = (
-                "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
-            )
-            raise UserError(f"{named(config.model)} raised {describe_error(error)}", hint=hint) from error
+            hint = "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
+            raise UserError(
+                f"{named(config.model)} raised {describe_error(error)}", hint=hint
+            ) from error
     for name, p in model.named_parameters():
         if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
             fault = f"no gradient reaches its parameter {name}"
@@ -105,7 +108,9 @@ def time_steps(
     keep_freed_memory()
     config = replace(config, fork=None)  # its own recipe from the first step on
     trainee = assemble(config, device, layout)
-    eager = why_eager(config, device, devices=layout.group.size) or unproven(config, device, layout)
+    eager = why_eager(config, device, devices=layout.group.size) or unproven(
+        config, device, layout
+    )
     whole_steps = WholeSteps(trainee, eager)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)

@@ -71,9 +71,13 @@ def take_snapshot(
             tensors[f"optimizer.{index}.{key}"] = value
     return Snapshot(
         step=step,
-        tensors={name: local_rows(tensor.detach())[0] for name, tensor in tensors.items()},
+        tensors={
+            name: local_rows(tensor.detach())[0] for name, tensor in tensors.items()
+        },
         numbers=numbers,
-        sharded=frozenset(name for name, tensor in tensors.items() if is_sharded(tensor)),
+        sharded=frozenset(
+            name for name, tensor in tensors.items() if is_sharded(tensor)
+        ),
     )
 
 
@@ -89,7 +93,9 @@ def restore_snapshot(
         ValueError: the snapshot belongs to another model or another recipe.
     """
     restore_model(snapshot, model)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    ]
     state: dict[int, dict[str, Tensor]] = {}
     for name, source in snapshot.tensors.items():
         if name.startswith("optimizer."):
@@ -101,7 +107,9 @@ def restore_snapshot(
             else:
                 restored = read_rows(source, slice(None))
             state.setdefault(int(index), {})[key] = restored
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
     steps = snapshot.numbers.get("deoscillation_steps", 0)
     sums = {} if deoscillation is None else deoscillation.resume(steps)
     _fill(snapshot, _SUMS, sums.items(), of="recipe")
@@ -113,12 +121,16 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _fill(snapshot: Snapshot, prefix: str, targets: Iterable[tuple[str, Tensor]], *, of: str) -> None:
+def _fill(
+    snapshot: Snapshot, prefix: str, targets: Iterable[tuple[str, Tensor]], *, of: str
+) -> None:
     expected = {f"{prefix}{name}": tensor for name, tensor in targets}
     saved = {name for name in snapshot.tensors if name.startswith(prefix)}
     unmatched = sorted(expected.keys() ^ saved)
     if unmatched:
-        raise ValueError(f"a snapshot of another {of}: {unmatched[0]} is in one of them alone")
+        raise ValueError(
+            f"a snapshot of another {of}: {unmatched[0]} is in one of them alone"
+        )
     for name, tensor in expected.items():
         if tuple(tensor.shape) != tuple(snapshot.tensors[name].shape):
             raise ValueError(f"a snapshot of another {of}: {name} differs in shape")
@@ -144,7 +156,12 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def save_weights(
-    model: nn.Module, group: Group, config: RunConfig, folder: Path, *, tokenizer: Path | None = None
+    model: nn.Module,
+    group: Group,
+    config: RunConfig,
+    folder: Path,
+    *,
+    tokenizer: Path | None = None,
 ) -> None:
     """Write a model's final weights as a folder that Hugging Face's libraries load, whole or not at all.
 
@@ -164,7 +181,9 @@ def save_weights(
     weights = _gathered_weights(model, group)
     if group.rank != 0:
         return
-    for draft in folder.parent.glob(f".{folder.name}.*"):  # by an attempt that was killed
+    for draft in folder.parent.glob(
+        f".{folder.name}.*"
+    ):  # by an attempt that was killed
         shutil.rmtree(draft, ignore_errors=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -174,10 +193,14 @@ def save_weights(
         if config.data.tokenizer == "bpe" and tokenizer is not None:
             _write_tokenizer(tokenizer, draft)
         for path in draft.iterdir():
-            path.chmod(draft.stat().st_mode & 0o666)  # the umask's: safetensors lets only the owner read
+            path.chmod(
+                draft.stat().st_mode & 0o666
+            )  # the umask's: safetensors lets only the owner read
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed before its result
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # of an attempt that was killed before its result
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -195,7 +218,9 @@ def _gathered_weights(model: nn.Module, group: Group) -> dict[str, Tensor]:
     return weights
 
 
-def _write_weights(model: nn.Module, weights: dict[str, Tensor], config: RunConfig, folder: Path) -> None:
+def _write_weights(
+    model: nn.Module, weights: dict[str, Tensor], config: RunConfig, folder: Path
+) -> None:
     from ablate.models.hf_names import hugging_face_config, to_hugging_face
 
     if config.model.hf is not None:
@@ -205,7 +230,10 @@ def _write_weights(model: nn.Module, weights: dict[str, Tensor], config: RunConf
         weights = to_hugging_face(config.model, weights)
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         content = hugging_face_config(
-            config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len, dtype=dtype
+            config.model,
+            vocab_size=config.vocab_size,
+            seq_len=config.training.seq_len,
+            dtype=dtype,
         )
         write_json_atomic(folder / "config.json", content)
     write_tensors(folder / _FILE, weights, {"format": "pt"})
@@ -246,4 +274,8 @@ def load_weights(config: RunConfig, folder: Path) -> dict[str, Tensor]:
 
     with as_os_error():
         weights = load_file(folder / _FILE)
-    return from_hugging_face(config.model, weights) if config.model.is_built_in else weights
+    return (
+        from_hugging_face(config.model, weights)
+        if config.model.is_built_in
+        else weights
+    )

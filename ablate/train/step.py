@@ -89,7 +89,9 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module, loss = build_network(config, state, initial_seed=initial_seed)
     module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
     if settings.master_weights == "bf16":
-        for parameter in module.parameters():  # not the buffers: rotary frequencies, past magnitudes
+        for parameter in (
+            module.parameters()
+        ):  # not the buffers: rotary frequencies, past magnitudes
             parameter.data = parameter.data.to(torch.bfloat16)
     if settings.compile:
         _compile_blocks(module, is_dynamic=False if config.model.is_built_in else None)
@@ -98,7 +100,10 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
             # A built-in block uses no generator, and within a CUDA graph none can be set back.
             uses_generator = not isinstance(module, Decoder)
             block.forward = partial(
-                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=uses_generator
+                checkpoint,
+                block.forward,
+                use_reentrant=False,
+                preserve_rng_state=uses_generator,
             )
     if group.size > 1:
         is_dense = config.model.is_built_in and config.model.experts is None
@@ -108,7 +113,9 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module.initialise(torch.Generator().manual_seed(initial_seed))
     else:
         module.to(device)
-    optimizer = _adamw(module, device, is_capturable=has_graphs(device) and group.size == 1)
+    optimizer = _adamw(
+        module, device, is_capturable=has_graphs(device) and group.size == 1
+    )
     set_optimizer(optimizer, settings, settings.learning_rate)
     return Trainee(
         settings=settings, plan=plan, state=state, module=module, loss=loss,
@@ -126,7 +133,9 @@ def _compile_blocks(module: nn.Module, *, is_dynamic: bool | None) -> None:
     """
     from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
-    refuse_open_folder(Path(cache_dir()))  # usually in /tmp, by the user's name; code is loaded from it
+    refuse_open_folder(
+        Path(cache_dir())
+    )  # usually in /tmp, by the user's name; code is loaded from it
     torch.compiler.reset()
     limits = torch._dynamo.config  # noqa: SLF001  there is no public way
     limits.cache_size_limit = sys.maxsize
@@ -159,9 +168,14 @@ def _adamw(module: nn.Module, device: str, *, is_capturable: bool) -> torch.opti
     return optimizer
 
 
-def set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float) -> None:
+def set_optimizer(
+    optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float
+) -> None:
     """Set what AdamW reads at a step: the settings may change at a fork."""
-    decays = (settings.weight_decay, 0.0)  # of matrices, and of the rest, in the order of ``_adamw``
+    decays = (
+        settings.weight_decay,
+        0.0,
+    )  # of matrices, and of the rest, in the order of ``_adamw``
     betas = (settings.beta1, settings.beta2)
     for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
         parameters.update(betas=betas, eps=settings.adam_eps, weight_decay=decay)
@@ -171,14 +185,20 @@ def set_optimizer(optimizer: torch.optim.Optimizer, settings: TrainingConfig, ra
             parameters["lr"] = rate
 
 
-def gradients(trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None) -> tuple[float, float]:
+def gradients(
+    trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None
+) -> tuple[float, float]:
     """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
     figures = set_gradients(trainee, on_device(window, trainee.device), grad_clip)
-    step = TakenStep(number=trainee.state.step, trainee=trainee, window=window, figures=figures)
+    step = TakenStep(
+        number=trainee.state.step, trainee=trainee, window=window, figures=figures
+    )
     return read_figures(trainee.group, [step])[0]
 
 
-def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) -> Tensor:
+def set_gradients(
+    trainee: Trainee, sequences: Tensor, grad_clip: float | None
+) -> Tensor:
     """Set a step's clipped gradients for [sequences, seq_len + 1] tokens. Waits for no device.
 
     Returns fp64 [n + 1], on the device: the parts of the loss of this process's n micro-batches (nats per
@@ -192,7 +212,9 @@ def set_gradients(trainee: Trainee, sequences: Tensor, grad_clip: float | None) 
     figures: list[Tensor] = []
     for call in range(group.rank, count, group.size):
         state.call = call
-        if not isinstance(module, Decoder):  # so that a resumed run has the dropout of an uninterrupted one
+        if not isinstance(
+            module, Decoder
+        ):  # so that a resumed run has the dropout of an uninterrupted one
             torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
         inputs, targets = inputs_and_targets(parts[call])
         trained, loss = trainee.loss(module, inputs, targets, "mean")

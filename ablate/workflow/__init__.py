@@ -80,7 +80,11 @@ class Listener:
         """Follow the preparation of token files during the block."""
         return nullcontext(lambda _digest, _fraction, _what: None)
 
-    def executing(self, store: StudyStore, run_ids: Sequence[str]) -> AbstractContextManager[Poll]:  # noqa: ARG002
+    def executing(
+        self,
+        store: StudyStore,  # noqa: ARG002
+        run_ids: Sequence[str],  # noqa: ARG002
+    ) -> AbstractContextManager[Poll]:
         """Follow the execution of these runs during the block; the store has their progress."""
         return nullcontext(lambda: None)
 
@@ -119,6 +123,8 @@ def end_of(
         if outcome.states.get(planned.id) == "failed":
             run = store.run(planned.id)
             status = run.status()
-            failed[f"{arm.name} seed {planned.seed}: {status.message}"] = run.attempt_log(status.attempt)
+            failed[f"{arm.name} seed {planned.seed}: {status.message}"] = (
+                run.attempt_log(status.attempt)
+            )
     states = [store.run(run_id).state() for run_id in asked]
     return StudyEnd(outcome=outcome, states=states, failed=failed, report=report)

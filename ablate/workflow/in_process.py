@@ -42,13 +42,20 @@ def run_in_process(
     plan = known_plan(build_plan(loaded), StudyStore(where.storage / loaded.name))
     chosen = choose_runs(plan, only, seeds)
     if len(chosen) != 1:
-        raise UserError(f"--in-process: expected one run, not {len(chosen)}", hint="--only ARM --seeds 0")
+        raise UserError(
+            f"--in-process: expected one run, not {len(chosen)}",
+            hint="--only ARM --seeds 0",
+        )
     arm, run = next((arm, run) for arm, run in plan.runs() if run.id in chosen)
     if isinstance(arm.config.trainer, Command):
-        raise UserError(f"--in-process: arm '{arm.name}' trains by a command, which is another process")
+        raise UserError(
+            f"--in-process: arm '{arm.name}' trains by a command, which is another process"
+        )
     if arm.resources.devices_per_run > 1:
         num_devices = arm.resources.devices_per_run
-        raise UserError(f"--in-process: arm '{arm.name}' trains on {num_devices} devices, one process each")
+        raise UserError(
+            f"--in-process: arm '{arm.name}' trains on {num_devices} devices, one process each"
+        )
     return _train(arm, run.seed, where, listener)
 
 
@@ -66,7 +73,9 @@ def _train(arm: PlannedArm, seed: int, where: Where, listener: Listener) -> Trai
     def say_row(row: dict[str, Any]) -> None:
         name = "val_loss" if row["kind"] == "eval" else "loss"
         if name in row:
-            listener.say(f"step {row['step']}, {row['tokens']:,} tokens: {name} {row[name]:.4f}")
+            listener.say(
+                f"step {row['step']}, {row['tokens']:,} tokens: {name} {row[name]:.4f}"
+            )
 
     config = arm.config.with_seed(seed)
     options: dict[str, Any] = {

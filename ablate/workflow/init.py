@@ -42,15 +42,47 @@ EVALUATIONS = 20
 _FEWEST_STEPS = 5 * EVALUATIONS
 _EXACT_BYTES = 32 << 20
 """A corpus up to this size is tokenised to count its tokens; a larger one holds out enough for any use."""
-_KINDS = {"hf": "A Hugging Face model with random weights", "function": "Your own model"}
+_KINDS = {
+    "hf": "A Hugging Face model with random weights",
+    "function": "Your own model",
+}
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _SIZES: tuple[tuple[float, dict[str, Any]], ...] = (
-    (20e6, {"seq_len": 128, "batch_size": 16, "learning_rate": 2e-3, "eval_tokens": 16_384}),
-    (500e6, {"seq_len": 512, "batch_size": 32, "learning_rate": 6e-4, "eval_tokens": 65_536}),
-    (math.inf, {"seq_len": 2048, "batch_size": 64, "learning_rate": 3e-4, "eval_tokens": 65_536}),
+    (
+        20e6,
+        {
+            "seq_len": 128,
+            "batch_size": 16,
+            "learning_rate": 2e-3,
+            "eval_tokens": 16_384,
+        },
+    ),
+    (
+        500e6,
+        {
+            "seq_len": 512,
+            "batch_size": 32,
+            "learning_rate": 6e-4,
+            "eval_tokens": 65_536,
+        },
+    ),
+    (
+        math.inf,
+        {
+            "seq_len": 2048,
+            "batch_size": 64,
+            "learning_rate": 3e-4,
+            "eval_tokens": 65_536,
+        },
+    ),
 )
 """Usual settings of training, for models with fewer parameters than the number before them."""
-_ON_GPU = {"seq_len": 256, "batch_size": 64, "learning_rate": 2e-3, "eval_tokens": 65_536}
+_ON_GPU = {
+    "seq_len": 256,
+    "batch_size": 64,
+    "learning_rate": 2e-3,
+    "eval_tokens": 65_536,
+}
 """Those of the smallest models on a GPU, which a step of 2,048 tokens would leave waiting."""
 
 
@@ -62,12 +94,21 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such text, or it needs to be described by hand.
     """
-    from ablate.data.sources import JSON_SUFFIXES, PATHS_HINT, TEXT_SUFFIXES, TOKEN_SUFFIXES, find_files
+    from ablate.data.sources import (
+        JSON_SUFFIXES,
+        PATHS_HINT,
+        TEXT_SUFFIXES,
+        TOKEN_SUFFIXES,
+        find_files,
+    )
 
     if place is None:
         return {"source": "stdlib", "tokenizer": "bytes"}
     if place.startswith("hub:") or place.lower().endswith(TOKEN_SUFFIXES):
-        raise UserError(f"{place} is no text", hint="write the section data by hand, see docs/data.md")
+        raise UserError(
+            f"{place} is no text",
+            hint="write the section data by hand, see docs/data.md",
+        )
     try:
         files = find_files([place], TEXT_SUFFIXES + JSON_SUFFIXES)
     except UserError as error:
@@ -76,7 +117,11 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
             problem = replace(problem, hint=None)
         raise UserError(problem) from None
     is_json = all(file.path.lower().endswith(JSON_SUFFIXES) for file in files)
-    return {"source": "jsonl" if is_json else "text", "paths": [_from(place, folder)], "tokenizer": "bytes"}
+    return {
+        "source": "jsonl" if is_json else "text",
+        "paths": [_from(place, folder)],
+        "tokenizer": "bytes",
+    }
 
 
 def _from(place: str, folder: Path) -> str:
@@ -109,9 +154,16 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
         UserError: a word that cannot be used, with its option; a file that is there already.
     """
     if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"FILE: '{path}' has no name of a study file", hint=f"did you mean '{path}.yaml'?")
+        raise UserError(
+            f"FILE: '{path}' has no name of a study file",
+            hint=f"did you mean '{path}.yaml'?",
+        )
     if path.exists():
-        raise UserError("is there already, and is left as it is", file=path, hint="give another name")
+        raise UserError(
+            "is there already, and is left as it is",
+            file=path,
+            hint="give another name",
+        )
     with _naming("--budget"):
         budget_sec = _seconds_of(answers.budget)
     with _naming("--arms"):
@@ -137,7 +189,9 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
         with path.open("x", encoding="utf-8") as file:
             file.write(starter_text(draft.starter))
     except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror or error}", file=path) from None
+        raise UserError(
+            f"cannot be written: {error.strerror or error}", file=path
+        ) from None
     return f"{path}: {estimated}"
 
 
@@ -152,16 +206,24 @@ def _seconds_of(time: str) -> float:
 class _Draft:
     """A study before it is written: each step fills in a part of the starter, and plans it."""
 
-    def __init__(self, path: Path, storage: Path, answers: Answers, data: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, storage: Path, answers: Answers, data: dict[str, Any]
+    ) -> None:
         from ablate.backends.device import default_device
 
         tokenizer, colon, detail = answers.tokenizer.partition(":")
         data["tokenizer"] = tokenizer
         if tokenizer == "hf":
-            data["tokenizer_path"] = _from(detail, path.parent) if Path(detail).exists() else detail
+            data["tokenizer_path"] = (
+                _from(detail, path.parent) if Path(detail).exists() else detail
+            )
         elif colon:
             data["vocab_size"] = int(detail) if detail.isdecimal() else detail
-        unit = "a token a byte" if answers.tokenizer == "bytes" else f"tokens of {answers.tokenizer}"
+        unit = (
+            "a token a byte"
+            if answers.tokenizer == "bytes"
+            else f"tokens of {answers.tokenizer}"
+        )
         if answers.data is None:
             about = f"Source text of Python's standard library, {unit}. Your own: docs/data.md."
         else:
@@ -212,13 +274,19 @@ class _Draft:
         reached = "An output head and tables of embeddings keep high precision."
         matrices = () if arm.coverage is None else arm.coverage.matrices
         hidden = [
-            matrix.name for matrix in matrices if matrix.out_of_reach is not None and not matrix.is_head
+            matrix.name
+            for matrix in matrices
+            if matrix.out_of_reach is not None and not matrix.is_head
         ]
         if hidden:
             section["allow"] = in_short(hidden, "{}")
             reached = "No recipe reaches the matrices under allow: they keep high precision in every arm."
-        starter.about_model = f"{kind}, {count_text(arm.size.parameters, ' ')} parameters. {reached}"
-        settings = next(settings for bound, settings in _SIZES if arm.size.parameters < bound)
+        starter.about_model = (
+            f"{kind}, {count_text(arm.size.parameters, ' ')} parameters. {reached}"
+        )
+        settings = next(
+            settings for bound, settings in _SIZES if arm.size.parameters < bound
+        )
         if starter.on_gpu and settings is _SIZES[0][1]:
             settings = _ON_GPU
         self.settings = settings | {"schedule": "constant"}
@@ -242,7 +310,9 @@ class _Draft:
         held_out = (files.validation_tokens - 1) // seq_len * seq_len
         if held_out < seq_len or files.train_tokens <= seq_len:
             counts = f"{files.train_tokens:,} training and {files.validation_tokens:,} validation tokens"
-            raise UserError(f"{counts} hold no sequence of {seq_len}", hint="name more text")
+            raise UserError(
+                f"{counts} hold no sequence of {seq_len}", hint="name more text"
+            )
         self.settings["eval_tokens"] = min(self.settings["eval_tokens"], held_out)
         self.set_steps(2 * _FEWEST_STEPS)
 
@@ -257,7 +327,9 @@ class _Draft:
                 try:
                     self.plan(left_out=dict.fromkeys(others, ""))
                 except UserError as error:
-                    reasons[name] = error.problems[0].what.removesuffix(f"; arm '{name}'")
+                    reasons[name] = error.problems[0].what.removesuffix(
+                        f"; arm '{name}'"
+                    )
             if len(reasons) < len(arm_names):
                 self.starter.left_out = reasons
             self.plan()
@@ -271,12 +343,17 @@ class _Draft:
         progress, timed = pilot.with_timed_steps(plan, progress, listener)
         ground = "at an assumed rate: an order of magnitude, and emulated formats take longer"
         if timed:
-            beside = f", beside other work: {timed.other_work}" if timed.other_work else ""
+            beside = (
+                f", beside other work: {timed.other_work}" if timed.other_work else ""
+            )
             ground = f"measured: two steps of each arm on this machine{beside}"
 
         def seconds_of(steps: int) -> float:
             self.set_steps(steps)
-            return estimate(self.plan(), progress, cores=os.cpu_count() or 1).wall_seconds or 0.0
+            return (
+                estimate(self.plan(), progress, cores=os.cpu_count() or 1).wall_seconds
+                or 0.0
+            )
 
         # The number of evaluations is the same for any budget, so that time is linear in the steps.
         fewest_sec = seconds_of(_FEWEST_STEPS)
@@ -286,14 +363,18 @@ class _Draft:
         num_runs = len(plan.arms) * self.starter.seeds
         if steps < _FEWEST_STEPS:
             minutes = math.ceil(fewest_sec / USED / 60)
-            time = f"{minutes}m" if minutes < 60 else f"{math.ceil(minutes / 6) / 10:g}h"
+            time = (
+                f"{minutes}m" if minutes < 60 else f"{math.ceil(minutes / 6) / 10:g}h"
+            )
             raise UserError(
                 f"{num_runs} runs of {_FEWEST_STEPS} steps take about {duration_text(fewest_sec)} ({ground})",
                 hint=f"give {time} or more, a smaller --model, or fewer --seeds",
             )
         self.set_steps(steps)
         duration = f"about {duration_text(fewest_sec + sec_per_step * (steps - _FEWEST_STEPS))}"
-        self.starter.about_tokens = f"{num_runs} runs of so many tokens take {duration} here ({ground})."
+        self.starter.about_tokens = (
+            f"{num_runs} runs of so many tokens take {duration} here ({ground})."
+        )
         tokens = self.starter.training["tokens"]
         return f"{num_runs} runs of {tokens:,} tokens, {duration} in all ({ground})."
 
@@ -305,5 +386,9 @@ def _naming(option: str) -> Iterator[None]:
         yield
     except UserError as error:
         first = error.problems[0]
-        place = f"{first.file}: " if first.file is not None and first.line is None else ""
-        raise UserError(Problem(what=f"{option}: {place}{first.what}", hint=first.hint)) from None
+        place = (
+            f"{first.file}: " if first.file is not None and first.line is None else ""
+        )
+        raise UserError(
+            Problem(what=f"{option}: {place}{first.what}", hint=first.hint)
+        ) from None

@@ -91,7 +91,11 @@ def write_command_study(
         UserError: the log has no validation loss that can be read, or the study cannot be planned as written.
     """
     if path.exists():
-        raise UserError("is there already, and is left as it is", file=path, hint="give another name")
+        raise UserError(
+            "is there already, and is left as it is",
+            file=path,
+            hint="give another name",
+        )
     while True:
         try:
             contents = _read(log, patterns)
@@ -162,7 +166,9 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
         UserError: it has no validation loss that can be read, or it can be read in two ways.
     """
     try:
-        sources = [LogSource(patterns=list(patterns))] if patterns else [*_known_sources(log)]
+        sources = (
+            [LogSource(patterns=list(patterns))] if patterns else [*_known_sources(log)]
+        )
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
     best_source = sources[0]
@@ -172,9 +178,13 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
         try:
             texts = [text for _, text in texts_of(log, source)]
         except OSError as error:
-            raise UserError(f"--log: cannot read {log}: {error.strerror or error}") from None
+            raise UserError(
+                f"--log: cannot read {log}: {error.strerror or error}"
+            ) from None
         reader = LogReader(source)
-        num_evals = sum("val_loss" in row for text in texts for row in reader.rows(text))
+        num_evals = sum(
+            "val_loss" in row for text in texts for row in reader.rows(text)
+        )
         if num_evals > most_evals or source is sources[0]:
             best_source = source
             best_texts = texts
@@ -191,7 +201,11 @@ def _known_sources(log: Path) -> Iterator[LogSource]:
         if form.form == "events" or (form.form == "csv") != (log.suffix == ".csv"):
             continue
         if (form.form == "json") == is_json:
-            file = None if form.form.endswith("lines") else f"{{run_dir}}/**/{form.files[0]}"
+            file = (
+                None
+                if form.form.endswith("lines")
+                else f"{{run_dir}}/**/{form.files[0]}"
+            )
             yield LogSource(preset=name, file=file)
 
 
@@ -205,7 +219,9 @@ def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Lo
             run.add(row)
             num_rows += 1
     if len(reader.sets) > 1 and source.set is None:
-        return _with_evaluations(log, replace(source, set=next(iter(reader.sets))), texts)
+        return _with_evaluations(
+            log, replace(source, set=next(iter(reader.sets))), texts
+        )
     try:
         read = run.evaluations()
     except AmbiguousError as error:
@@ -246,7 +262,11 @@ def _propose_patterns(texts: Sequence[str]) -> list[str]:
             forms[loss_part] += 1
             continue
         step_part = _literal(step[1]) + _STEP_GROUP
-        parts = [step_part, loss_part] if step.start() < loss.start() else [loss_part, step_part]
+        parts = (
+            [step_part, loss_part]
+            if step.start() < loss.start()
+            else [loss_part, step_part]
+        )
         forms[".*?".join(parts)] += 1
     if not forms:
         return []

@@ -57,13 +57,23 @@ def pilot_study(
     listener = listener or Listener()
     loaded = load_study(study)
     if write and loaded.target is not None:
-        raise UserError(f"--write: {study} has a target already (leave out --write, and change it by hand)")
+        raise UserError(
+            f"--write: {study} has a target already (leave out --write, and change it by hand)"
+        )
     plan = build_plan(loaded, machines=where.machines)
     seeds = [run.seed for run in plan.arm(plan.baseline).runs[:_SEEDS]]
     if len(seeds) < _SEEDS:
-        raise UserError(f"{study}: a pilot needs two seeds, and the study has one (set seeds: 2 or more)")
+        raise UserError(
+            f"{study}: a pilot needs two seeds, and the study has one (set seeds: 2 or more)"
+        )
     end = run_study(
-        study, where, listener, only=[plan.baseline], seeds=seeds, retry_failed=retry_failed, as_pilot=True
+        study,
+        where,
+        listener,
+        only=[plan.baseline],
+        seeds=seeds,
+        retry_failed=retry_failed,
+        as_pilot=True,
     )
     if not end.is_done:
         return end, None
@@ -73,7 +83,9 @@ def pilot_study(
     timed = None
     if where.address is None:
         progress, timed = with_timed_steps(plan, progress, listener)
-    emulated = timed is not None and any(arm.backend_mode == "emulated" for arm in timed.arms)
+    emulated = timed is not None and any(
+        arm.backend_mode == "emulated" for arm in timed.arms
+    )
     curves = []
     for planned in plan.arm(plan.baseline).runs[:_SEEDS]:
         run = store.run(planned.id)
@@ -85,13 +97,19 @@ def pilot_study(
             diverged=run.state() == "diverged",
         )
         curves.append(pilot_run)
-    advice = advise(plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated)
+    advice = advise(
+        plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated
+    )
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line
-        text = with_target(loaded.path.read_text(encoding="utf-8"), line, advice.take, plan.unit)
+        text = with_target(
+            loaded.path.read_text(encoding="utf-8"), line, advice.take, plan.unit
+        )
         if text is None:
             place = f"{loaded.path}:{line}"
-            raise UserError(f"--write: {place}: no line that says 'target: null' (write it by hand)")
+            raise UserError(
+                f"--write: {place}: no line that says 'target: null' (write it by hand)"
+            )
         write_bytes_atomic(loaded.path, text.encode())
     return end, advice
 
@@ -119,7 +137,9 @@ def with_timed_steps(
     return replace(progress, tokens_per_sec=speeds | progress.tokens_per_sec), timed
 
 
-def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> SpeedRecord | None:
+def arm_speeds(
+    plan: Plan, listener: Listener, *, seconds_per_step: float
+) -> SpeedRecord | None:
     """Time two steps of each arm (A B B A); return speeds without evaluation.
 
     This is for plans only, which need a rough idea of how much slower emulation is. None if the arms cannot
@@ -139,7 +159,9 @@ def arm_speeds(plan: Plan, listener: Listener, *, seconds_per_step: float) -> Sp
             or is_for_gpu != (device != "cpu")
         ):
             return None
-    if (_STEPS + _WARMUP_STEPS) * _TURNS * len(plan.arms) * seconds_per_step > _LONGEST_SEC:
+    if (_STEPS + _WARMUP_STEPS) * _TURNS * len(
+        plan.arms
+    ) * seconds_per_step > _LONGEST_SEC:
         return None
     from ablate.execute.throughput import measure
     from ablate.store.records import SpeedSettings

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    where: Where, arms: Sequence[PlannedArm], chosen: Sequence[PlannedArm], listener: Listener
+    where: Where,
+    arms: Sequence[PlannedArm],
+    chosen: Sequence[PlannedArm],
+    listener: Listener,
 ) -> dict[str, TokenFiles]:
     """Prepare what the arms need; return token files by the digest of their data.
 
@@ -46,7 +49,9 @@ def _check_device(arms: Sequence[PlannedArm]) -> None:
     problems = []
     for arm in arms:
         try:
-            fit_choices(arm.config, arm.resources, "cuda" if arm.resources.num_gpus else "cpu")
+            fit_choices(
+                arm.config, arm.resources, "cuda" if arm.resources.num_gpus else "cpu"
+            )
         except UnfitDeviceError as error:
             problems.append(f"arm '{arm.name}': {error}")
     if problems:
@@ -66,12 +71,16 @@ def _load_cpu_quantiser(listener: Listener) -> None:
         listener.say(f"The CPU quantiser is compiled into {path}: {why_not_usual}.")
     if will_build():
         listener.say("Compiling the CPU quantiser, once for this machine: 10 to 90 s …")
-        threading.Thread(target=load, daemon=True).start()  # Ctrl-C does not wait for it
+        threading.Thread(
+            target=load, daemon=True
+        ).start()  # Ctrl-C does not wait for it
     else:
         load()
 
 
-def _prepare_tokens(where: Where, arms: Sequence[PlannedArm], listener: Listener) -> dict[str, TokenFiles]:
+def _prepare_tokens(
+    where: Where, arms: Sequence[PlannedArm], listener: Listener
+) -> dict[str, TokenFiles]:
     from ablate.data.prepare import prepare as prepare_tokens
     from ablate.data.prepare import tokens_of_a_pass
 
@@ -85,7 +94,10 @@ def _prepare_tokens(where: Where, arms: Sequence[PlannedArm], listener: Listener
             if config.data_digest not in corpora:
                 progress = partial(show, config.data_digest)
                 files = prepare_tokens(
-                    config.data, where.storage / "tokens", progress=progress, notice=listener.say
+                    config.data,
+                    where.storage / "tokens",
+                    progress=progress,
+                    notice=listener.say,
                 )
                 corpora[config.data_digest] = files
                 listener.say(

@@ -87,8 +87,13 @@ def run_study(
     from ablate.results import stops
     from ablate.workflow.prepare import prepare
 
-    with _refusal_leaves_nothing(store, where, is_new=is_new), running(store, plan) as is_shared:
-        write_bytes_atomic(store.path / "source", str(loaded.path.absolute()).encode())  # for `run NAME`
+    with (
+        _refusal_leaves_nothing(store, where, is_new=is_new),
+        running(store, plan) as is_shared,
+    ):
+        write_bytes_atomic(
+            store.path / "source", str(loaded.path.absolute()).encode()
+        )  # for `run NAME`
         if is_shared:
             listener.say("Somebody else runs this study, too: its runs are shared.")
         if plan.tuning is not None and not plan.tuning.done and not as_pilot:
@@ -145,7 +150,9 @@ def load_known(study: str | Path, where: Where, settings: Sequence[str]) -> Stud
     return load_study(file, tuple(settings))
 
 
-def choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None) -> set[str]:
+def choose_runs(
+    plan: Plan, only: Collection[str], seeds: Collection[int] | None
+) -> set[str]:
     """Return the ids of the runs of these arms (empty: all arms) and seeds (None: all seeds).
 
     Raises:
@@ -153,8 +160,12 @@ def choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None
     """
     names = {arm.name for arm in plan.arms}
     known_seeds = {run.seed for _, run in plan.runs()}
-    if plan.tuning is not None:  # an arm whose best values are the study's own is its own tuned arm
-        stands_for = {tuned_name(name): name for name in names if tuned_name(name) not in names}
+    if (
+        plan.tuning is not None
+    ):  # an arm whose best values are the study's own is its own tuned arm
+        stands_for = {
+            tuned_name(name): name for name in names if tuned_name(name) not in names
+        }
         only = [stands_for.get(name, name) for name in only]
     for name in only:
         if name not in names:
@@ -163,7 +174,9 @@ def choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None
     for seed in seeds or ():
         if seed not in known_seeds:
             listed = ", ".join(map(str, sorted(known_seeds)))
-            raise UserError(f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {listed})")
+            raise UserError(
+                f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {listed})"
+            )
     return {
         run.id
         for arm, run in plan.runs()
@@ -171,7 +184,9 @@ def choose_runs(plan: Plan, only: Collection[str], seeds: Collection[int] | None
     }
 
 
-def _say_plan(study: Study, plan: Plan, store: StudyStore, where: Where, listener: Listener) -> None:
+def _say_plan(
+    study: Study, plan: Plan, store: StudyStore, where: Where, listener: Listener
+) -> None:
     num_runs = sum(len(arm.runs) for arm in plan.arms)
     summary = f"{len(plan.arms)} arms, {num_runs} runs"
     devices = sharing_text(study, plan.arms, where.machines)
@@ -185,12 +200,16 @@ def _say_plan(study: Study, plan: Plan, store: StudyStore, where: Where, listene
 
 
 @contextlib.contextmanager
-def _refusal_leaves_nothing(store: StudyStore, where: Where, *, is_new: bool) -> Iterator[None]:
+def _refusal_leaves_nothing(
+    store: StudyStore, where: Where, *, is_new: bool
+) -> Iterator[None]:
     """Remove the folder of a new study that is refused; turn errors of writing into a ``UserError``."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to {where.storage}: {error.strerror or error}"
+        ) from error
     except UserError:
         with contextlib.suppress(OSError), kept_still(store.path) as is_alone:
             if is_alone and is_new and not any(store.path.glob("runs/*")):
@@ -220,15 +239,21 @@ def _execute(
     with contextlib.ExitStack() as ray:
         for wave, num_seeds in enumerate(_waves(store, plan)):
             in_wave = {run.id for arm in plan.arms for run in arm.runs[:num_seeds]}
-            wave_requests = [request for request in requests if request.run_id in in_wave]
-            todo = find_todo(store, wave_requests, unneeded, retry_failed=retry_failed, take=take)
+            wave_requests = [
+                request for request in requests if request.run_id in in_wave
+            ]
+            todo = find_todo(
+                store, wave_requests, unneeded, retry_failed=retry_failed, take=take
+            )
             if todo.runs or wave == 0:
                 listener.say(_todo_text(todo))
             if not todo.runs:
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if num_seeds is not None:  # between two waves Ray stays up, and a stop request is noticed
+                if (
+                    num_seeds is not None
+                ):  # between two waves Ray stays up, and a stop request is noticed
                     ray.enter_context(connection(where.address, listener.say))
                     is_stop_requested = stop_request(store.path)
             elif is_stop_requested():
@@ -245,7 +270,10 @@ def _execute(
 
 
 def _todo_text(todo: Todo) -> str:
-    parts = [f"{len(todo.runs)} to run", f"{todo.num_ended} of those asked for have ended before"]
+    parts = [
+        f"{len(todo.runs)} to run",
+        f"{todo.num_ended} of those asked for have ended before",
+    ]
     if todo.num_unneeded:
         parts.append(f"{todo.num_unneeded} are not needed")
     for study, num_taken in Counter(todo.taken.values()).items():
@@ -267,7 +295,9 @@ def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
         before = num_seeds
 
 
-def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) -> Plan | StudyEnd:
+def tune(
+    plan: Plan, where: Where, listener: Listener, *, retry_failed: bool
+) -> Plan | StudyEnd:
     """Find the values of a study's arms by trials, which are runs of a second study.
 
     Returns the plan with these values, or how the call ended without them.
@@ -287,7 +317,9 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
     store.path.mkdir(parents=True, exist_ok=True)
     trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
     listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    first_trials = trial_plan(plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups])
+    first_trials = trial_plan(
+        plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups]
+    )
     with (
         mirrored(store, tuning.study, where, listener),
         running_alone(store, first_trials),
@@ -303,7 +335,9 @@ def tune(plan: Plan, where: Where, listener: Listener, *, retry_failed: bool) ->
 
 
 @contextlib.contextmanager
-def mirrored(store: StudyStore, name: str, where: Where, listener: Listener) -> Iterator[None]:
+def mirrored(
+    store: StudyStore, name: str, where: Where, listener: Listener
+) -> Iterator[None]:
     """Mirror a study to MLflow during the block; then say how to open its pages, and what they lack."""
     from ablate.track.process import start_mirror
 
@@ -315,7 +349,9 @@ def mirrored(store: StudyStore, name: str, where: Where, listener: Listener) -> 
     if not report.complete:
         why = report.problem or f"{len(report.unsent)} runs not sent"
         listener.say(f"MLflow:  not up to date at {redact(mirror.tracking_uri)}: {why}")
-    pages = command_line("dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri)
+    pages = command_line(
+        "dashboard", name, storage=where.storage, tracking_uri=where.tracking_uri
+    )
     listener.say(f"MLflow:  {pages}")
 
 
@@ -328,7 +364,9 @@ def running_alone(store: StudyStore, plan: LockedPlan) -> Iterator[None]:
     """
     with running(store, plan) as is_shared:
         if is_shared:
-            raise UserError(f"{store.path} is being run by another process (wait for it, and run this again)")
+            raise UserError(
+                f"{store.path} is being run by another process (wait for it, and run this again)"
+            )
         yield
 
 
@@ -351,6 +389,10 @@ def trial_runs(
         if is_stop_requested():  # between two rounds
             return ExecutionEnd(states={}, interrupted=True)
         with listener.executing(store, [run.run_id for run in todo]) as on_poll:
-            return execute_study(store, todo, address=where.address, on_poll=on_poll, unneeded=unneeded)
+            return execute_study(
+                store, todo, address=where.address, on_poll=on_poll, unneeded=unneeded
+            )
 
-    return TrialRuns(store=store, corpora=corpora, execute=execute, retry_failed=retry_failed)
+    return TrialRuns(
+        store=store, corpora=corpora, execute=execute, retry_failed=retry_failed
+    )

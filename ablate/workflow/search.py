@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from ablate.base.errors import UserError
 from ablate.search.engine import open_storage
-from ablate.search.recipes import StoppedError, check_same, confirm_study, search_recipes, tried_plan
+from ablate.search.recipes import (
+    StoppedError,
+    check_same,
+    confirm_study,
+    search_recipes,
+    tried_plan,
+)
 from ablate.store import StudyStore
 from ablate.workflow.prepare import prepare
 from ablate.workflow.run import mirrored, running_alone, trial_runs
@@ -40,7 +46,9 @@ class SearchEnd:
     exit_code: int
 
 
-def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file: str) -> SearchEnd:
+def search_study(
+    planned: SearchPlan, where: Where, listener: Listener, *, file: str
+) -> SearchEnd:
     """Start or resume a search, and write its front. ``file``: the search as the user named it.
 
     Raises:
@@ -64,18 +72,27 @@ def search_study(planned: SearchPlan, where: Where, listener: Listener, *, file:
                 again = where.command_line("search", file)
                 code = _search_on(store, planned, trials, where, listener, again)
                 found = result_of(planned, planned.read(trials))
-                names = [recipe.name for recipe in found.last.front if not recipe.is_baseline]
+                names = [
+                    recipe.name for recipe in found.last.front if not recipe.is_baseline
+                ]
                 confirm = None
                 if names and found.is_done:
                     confirm = confirm_study(planned, names, file)
                 write_search(found, pages, confirm)
             return SearchEnd(found=found, pages=pages, exit_code=code)
     except OSError as error:
-        raise UserError(f"cannot write to {where.storage}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write to {where.storage}: {error.strerror or error}"
+        ) from error
 
 
 def _search_on(
-    store: StudyStore, planned: SearchPlan, trials: BaseStorage, where: Where, listener: Listener, again: str
+    store: StudyStore,
+    planned: SearchPlan,
+    trials: BaseStorage,
+    where: Where,
+    listener: Listener,
+    again: str,
 ) -> int:
     """Search as far as possible; return the exit code."""
     from ablate.execute.cluster import connection
@@ -87,7 +104,9 @@ def _search_on(
         f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
         f"budget; {num_ended} trials have ended before."
     )
-    arms = [plan.arm(planned.baseline) for plan in planned.plans]  # all arms have the same data
+    arms = [
+        plan.arm(planned.baseline) for plan in planned.plans
+    ]  # all arms have the same data
     corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     store.write_plan(tried_plan(planned, known_trials))
@@ -95,7 +114,11 @@ def _search_on(
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")
     try:
-        with contextlib.nullcontext() if is_done else connection(where.address, listener.say):
+        with (
+            contextlib.nullcontext()
+            if is_done
+            else connection(where.address, listener.say)
+        ):
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
         listener.say(f"\n{stopped}; go on with: {again}")

@@ -85,7 +85,13 @@ def train_run(
         model = model_section(model)
     if data is None or isinstance(data, str | Path):
         data = data_section(None if data is None else str(data), Path())
-    base = {"model": model, "data": data, "recipe": recipe, "backend": backend, "training": training}
+    base = {
+        "model": model,
+        "data": data,
+        "recipe": recipe,
+        "backend": backend,
+        "training": training,
+    }
     study = {
         "name": _ARM,
         "baseline": _ARM,
@@ -107,7 +113,9 @@ def train_run(
 
         result = train(config, note, device=chosen_device(device)[0])
     evaluations = pd.DataFrame([row for row in rows if row["kind"] == "eval"])
-    losses = [name for name in evaluations.columns.astype(str) if name.startswith("val_loss")]
+    losses = [
+        name for name in evaluations.columns.astype(str) if name.startswith("val_loss")
+    ]
     columns = ["tokens", "step", *(losses or ["val_loss"])]
     training_rows = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
@@ -128,7 +136,9 @@ def _planned(study: Mapping[str, Any]) -> ArmConfig:
     try:
         text = json.dumps(study, ensure_ascii=False, default=dict).encode()
     except (TypeError, ValueError) as error:
-        raise UserError(f"train_run: {error}", hint="expected the plain values of a study file") from None
+        raise UserError(
+            f"train_run: {error}", hint="expected the plain values of a study file"
+        ) from None
     try:
         return build_plan(study_of(text, Path("train_run"))).arms[0].config
     except UserError as error:

@@ -35,7 +35,9 @@ class FaultError(AssertionError):
 
     def __init__(self, what: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(what)
-        self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        self.tensors = {
+            name: tensor.detach().cpu().clone() for name, tensor in tensors.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +65,19 @@ class Check:
             result = self.run()
         except Skip as reason:
             return {"result": "skipped", "detail": str(reason)}, None
-        except Exception as fault:  # errors of drivers and compilers are failures to find
-            detail = str(fault) if isinstance(fault, AssertionError) and str(fault) else with_type(fault)
+        except (
+            Exception
+        ) as fault:  # errors of drivers and compilers are failures to find
+            detail = (
+                str(fault)
+                if isinstance(fault, AssertionError) and str(fault)
+                else with_type(fault)
+            )
             return {"result": "failed", "detail": detail}, fault
         if isinstance(result, Told):
-            return {"result": "told", "detail": result.detail, "figures": result.figures}, None
+            return {
+                "result": "told",
+                "detail": result.detail,
+                "figures": result.figures,
+            }, None
         return {"result": "passed", "detail": result}, None

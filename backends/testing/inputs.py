@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
     from ablate.numerics.formats import Element
 
-_WORDS = {"scale": Scale, "block": Block, "rounding": Rounding, "undo": Undo, "signs": Signs}
+_WORDS = {
+    "scale": Scale,
+    "block": Block,
+    "rounding": Rounding,
+    "undo": Undo,
+    "signs": Signs,
+}
 _FLAGS = ("permute", "rotated_bf16", "mask")
 
 
@@ -30,7 +36,16 @@ def label(policy: OperandPolicy) -> str:
     """Describe a policy in a few words: its differences from the format's default."""
     default = OperandPolicy(format=policy.format)
     words: list[str] = [policy.format]
-    for name in ("scale", "block", "rounding", "prescale", "undo", "hadamard", "signs", *_FLAGS):
+    for name in (
+        "scale",
+        "block",
+        "rounding",
+        "prescale",
+        "undo",
+        "hadamard",
+        "signs",
+        *_FLAGS,
+    ):
         value = getattr(policy, name)
         if value == getattr(default, name):
             continue
@@ -155,14 +170,18 @@ KINDS = ("Gaussian", "Student t", "channel mean", "outlier")
 and Gaussian with one channel in 64 that is 30 times larger."""
 
 
-def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, name: str = "") -> Tensor:
+def made_up(
+    kind: str, rows: int, columns: int, *, seed: int, number: int = 0, name: str = ""
+) -> Tensor:
     """Draw tensor ``number`` of a kind, [rows, columns] in bf16; ``name`` tells apart those of one number."""
     text = f"{kind}:{name}:{seed}:{number}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     spread = torch.ones(1)
     if kind == "Student t":
-        spread = (torch.randn(3, rows, columns, generator=generator).square().sum(0) / 3).sqrt()
+        spread = (
+            torch.randn(3, rows, columns, generator=generator).square().sum(0) / 3
+        ).sqrt()
     x = torch.randn(rows, columns, generator=generator) / spread
     if kind == "channel mean":
         x += torch.randn(1, columns, generator=generator)
@@ -171,7 +190,9 @@ def made_up(kind: str, rows: int, columns: int, *, seed: int, number: int = 0, n
     return x.to(torch.bfloat16)
 
 
-def corners(policy: OperandPolicy, *, seed: int = 0, rows: int = 32) -> dict[str, Tensor]:
+def corners(
+    policy: OperandPolicy, *, seed: int = 0, rows: int = 32
+) -> dict[str, Tensor]:
     """Make a policy's corner cases by name, bf16 [rows or more, 256], for quantising along axis 1."""
     rows = max(rows, policy.hadamard, block_shape(policy)[0])
     columns = 256

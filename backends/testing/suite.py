@@ -28,7 +28,15 @@ from torch import Tensor
 from ablate.backends.device import device_of
 from ablate.backends.protocol import Backend, Draw, dequantised
 from ablate.backends.testing import Check, FaultError, Told
-from ablate.backends.testing.inputs import POLICIES, awkward, grid_of, inputs, label, made_up, policies_of
+from ablate.backends.testing.inputs import (
+    POLICIES,
+    awkward,
+    grid_of,
+    inputs,
+    label,
+    made_up,
+    policies_of,
+)
 from ablate.numerics.formats import E2M1
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import round_operand
@@ -39,7 +47,9 @@ if TYPE_CHECKING:
 
     from ablate.backends.protocol import Operand
 
-KEY = Key(seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3)
+KEY = Key(
+    seed=5, layer="blocks.1.ffn.down", gemm="wgrad", operand="dy", step=12_345, call=3
+)
 _FP32_BITS = 24
 NARROWEST_BITS = 14
 """What sums keep of FP8 products on Hopper, within 128 of them: no known accumulator keeps less."""
@@ -47,10 +57,16 @@ _PROBED = ("bf16", "mxfp4", "mxfp8", "fp8_e4m3")
 """Formats whose range is wide enough for ``accumulator_of``."""
 
 
-def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES) -> Iterator[Check]:
+def checks(
+    backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = POLICIES
+) -> Iterator[Check]:
     """Yield the checks for everything that a back end claims on a torch device."""
     device = device_of(where)
-    claimed = [policy for policy in policies if backend.support(both(policy), device).mode != "no"]
+    claimed = [
+        policy
+        for policy in policies
+        if backend.support(both(policy), device).mode != "no"
+    ]
     formats = {policy.format for policy in claimed}
     # One product per format and rule: accumulation depends on nothing else in a policy.
     rules = {(policy.format, policy.scale): policy for policy in reversed(claimed)}
@@ -59,8 +75,16 @@ def checks(backend: Backend, where: str, policies: tuple[OperandPolicy, ...] = P
         ("quantised bits", quantised_bits, claimed),
         ("product", _product, rules.values()),
         ("exact probe", exact_product, policies_of("mxfp4\nmxfp8\nnvfp4")),
-        ("accumulator", accumulator_bits, (policy for policy in probed if policy.format in _PROBED)),
-        ("rounding of sums", sum_rounding, policies_of("nvfp4\nmxfp4\nmxfp8\nfp8_e4m3")),
+        (
+            "accumulator",
+            accumulator_bits,
+            (policy for policy in probed if policy.format in _PROBED),
+        ),
+        (
+            "rounding of sums",
+            sum_rounding,
+            policies_of("nvfp4\nmxfp4\nmxfp8\nfp8_e4m3"),
+        ),
     ]
     for kind, run, chosen in work:
         for policy in chosen:
@@ -107,7 +131,9 @@ def quantised_bits(backend: Backend, where: str, policy: OperandPolicy) -> str:
             alone = backend.quantize(on_device, draw, axis=axis)
             for suffix, operand in (("", alone), (", both axes at once", at_once)):
                 if fault := difference(operand, expected):
-                    raise FaultError(f"{name}, along axis {axis}{suffix}: {fault}", {"x": x})
+                    raise FaultError(
+                        f"{name}, along axis {axis}{suffix}: {fault}", {"x": x}
+                    )
                 compared += x.numel()
     return f"{compared} values"
 
@@ -117,7 +143,9 @@ def gradient_back(backend: Backend, where: str, policy: OperandPolicy) -> str:
     grad = awkward(64, 256, torch.bfloat16)
     for mask in (None, grad > 0):
         mask_on_device = None if mask is None else mask.to(where)
-        result = backend.gradient_through(grad.to(where), policy, key=KEY, mask=mask_on_device)
+        result = backend.gradient_through(
+            grad.to(where), policy, key=KEY, mask=mask_on_device
+        )
         expected = Backend.gradient_through(backend, grad, policy, key=KEY, mask=mask)
         assert same_bits(result.cpu(), expected), "the gradient's way back differs"
     return f"{2 * grad.numel()} values"
@@ -127,7 +155,9 @@ def difference(operand: Operand, expected: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
     values = operand.values.cpu().float()
     descale = operand.descale
-    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row; the reference's values have them
+    if (
+        isinstance(descale, Tensor) and descale.numel() > 1
+    ):  # one per row; the reference's values have them
         values = dequantised(operand).cpu()
         descale = 1.0
     if values.shape != expected.values.shape:
@@ -136,7 +166,9 @@ def difference(operand: Operand, expected: Operand) -> str | None:
         return f"{different} of {values.numel()} values differ"
     descale = float(descale)
     expected_descale = float(expected.descale)
-    if descale != expected_descale and not (math.isnan(descale) and math.isnan(expected_descale)):
+    if descale != expected_descale and not (
+        math.isnan(descale) and math.isnan(expected_descale)
+    ):
         return f"descale {descale} instead of {expected_descale}"
     if expected.mask is None:
         return None
@@ -145,7 +177,9 @@ def difference(operand: Operand, expected: Operand) -> str | None:
     return None
 
 
-def product(backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: Tensor) -> Tensor:
+def product(
+    backend: Backend, where: str, policy: OperandPolicy, a: Tensor, b: Tensor
+) -> Tensor:
     """Quantise and multiply A and B by a back end on a torch device; return A Bᵀ on the CPU."""
     draw = Draw(policy=policy, key=KEY)
     left = backend.quantize(a.to(where), draw, axis=1)
@@ -167,7 +201,9 @@ class Accumulator:
         return f"{self.within} bits within {self.group} products, {self.across} across"
 
 
-def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple[Accumulator, dict[int, int]]:
+def accumulator_of(
+    backend: Backend, where: str, policy: OperandPolicy
+) -> tuple[Accumulator, dict[int, int]]:
     """Measure what sums keep; return it, and the bits by the distance of terms in elements.
 
     The bits are the smallest p with 2^p + 1 − 2^p ≠ 1, at most 24.
@@ -185,8 +221,14 @@ def accumulator_of(backend: Backend, where: str, policy: OperandPolicy) -> tuple
     bits: dict[int, int] = {}
     for gap in (32, 128, 1024):
         # A wrong factor is a fault of the product, and no lost bit.
-        is_kept = (_cancelled(backend, where, policy, gap, a=left, b=right) / right[1] - 1).abs() < 0.5
-        lost = [first + row for row, kept_term in enumerate(is_kept.tolist()) if not kept_term]
+        is_kept = (
+            _cancelled(backend, where, policy, gap, a=left, b=right) / right[1] - 1
+        ).abs() < 0.5
+        lost = [
+            first + row
+            for row, kept_term in enumerate(is_kept.tolist())
+            if not kept_term
+        ]
         bits[gap] = min([_FP32_BITS, *lost])
     group = next((gap for gap in bits if bits[gap] > bits[32]), 0)
     across = min(bits[gap] for gap in bits if gap >= group)
@@ -221,14 +263,20 @@ def _product(backend: Backend, where: str, policy: OperandPolicy) -> str:
         assert result.shape == (m, n), f"shape {list(result.shape)} instead of {[m, n]}"
         assert result.dtype == torch.bfloat16, f"{result.dtype} instead of bfloat16"
         exact, bound = _exact_and_bound(policy, x, w, sums)
-        error = float(((result.double() - exact).abs() / bound.clamp_min(2.0**-133)).max())
+        error = float(
+            ((result.double() - exact).abs() / bound.clamp_min(2.0**-133)).max()
+        )
         if not error <= 1:
-            raise FaultError(f"off by up to (1 + {error - 1:.2g}) × the bound", {"a": x, "b": w})
+            raise FaultError(
+                f"off by up to (1 + {error - 1:.2g}) × the bound", {"a": x, "b": w}
+            )
         worst = max(worst, error)
     return f"within {worst:.2f} of the bound of sums that keep {sums}, and one rounding"
 
 
-def _exact_and_bound(policy: OperandPolicy, x: Tensor, w: Tensor, sums: Accumulator) -> tuple[Tensor, Tensor]:
+def _exact_and_bound(
+    policy: OperandPolicy, x: Tensor, w: Tensor, sums: Accumulator
+) -> tuple[Tensor, Tensor]:
     """Return the exact product of the quantised operands, fp64, and by how much sums may miss it."""
     left = round_operand(x, policy, axis=1, key=KEY)
     right = round_operand(w, policy, axis=1, key=KEY)
@@ -242,7 +290,9 @@ def _exact_and_bound(policy: OperandPolicy, x: Tensor, w: Tensor, sums: Accumula
     k = x.shape[1]
     group = sums.group or k
     terms = (a != 0).double() @ (b != 0).double().t()
-    lost = (terms.clamp(max=group) + 1) * 2.0 ** (2 - sums.within) + k / group * 2.0 ** (1 - sums.across)
+    lost = (terms.clamp(max=group) + 1) * 2.0 ** (
+        2 - sums.within
+    ) + k / group * 2.0 ** (1 - sums.across)
     return exact, exact.abs() * 2.0**-8 + magnitude * lost  # and one rounding to bf16
 
 
@@ -258,7 +308,9 @@ def exact_product(backend: Backend, where: str, policy: OperandPolicy) -> str:
         exact = (sums * (float(left.descale) * float(right.descale))).to(torch.bfloat16)
         if different := int((product(backend, where, policy, a, b) != exact).sum()):
             message = f"{different} of {exact.numel()} products are not those of an fp32 accumulator"
-            raise FaultError(f"{message}; its width is under 'accumulator'", {"a": a, "b": b})
+            raise FaultError(
+                f"{message}; its width is under 'accumulator'", {"a": a, "b": b}
+            )
         compared += exact.numel()
     return f"{compared} products equal to the bit"
 
@@ -304,7 +356,9 @@ def _cancelled(
     largest = {"nvfp4": 448.0 * 6, "fp8_e4m3": 448.0}.get(policy.format, 0.0)
     left[:, 3 * gap] = largest
     right[:, 3 * gap + 1] = largest
-    return product(backend, where, policy, left.to(torch.bfloat16), right.to(torch.bfloat16)).float()[:, 0]
+    return product(
+        backend, where, policy, left.to(torch.bfloat16), right.to(torch.bfloat16)
+    ).float()[:, 0]
 
 
 def accumulator_bits(backend: Backend, where: str, policy: OperandPolicy) -> Told:
@@ -334,7 +388,9 @@ def sum_rounding(backend: Backend, where: str, policy: OperandPolicy) -> Told:
     small = torch.tensor([1.0, -1.0, 1.0, -1.0]) * 2.0**-4 * 1.5
     directions = []
     for gap in (64, 128, 1024):
-        sums = _cancelled(backend, where, policy, gap, a=(large, small), b=(256.0, 2.0**-4))
+        sums = _cancelled(
+            backend, where, policy, gap, a=(large, small), b=(256.0, 2.0**-4)
+        )
         last_places = tuple((sums * 2.0**7).tolist())
         direction = _DIRECTIONS.get(last_places, f"unknown, {last_places} last places")
         directions.append(f"{direction} {gap} apart")

@@ -26,7 +26,14 @@ from triton.compiler import ASTSource
 from ablate.backends.device import OLDEST_TO_WIDEN_NVFP4, release
 from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.triton.gemm import GROUP, gemm_kernel
-from ablate.backends.triton.policies import FORMATS, TILES, Tile, scale_constants, side_of, tile
+from ablate.backends.triton.policies import (
+    FORMATS,
+    TILES,
+    Tile,
+    scale_constants,
+    side_of,
+    tile,
+)
 from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
 
 if TYPE_CHECKING:
@@ -51,15 +58,18 @@ STACK_BYTES = {"gemm": 0, "quantise": 64, "scale": 0}
 
 _FP4 = r"tcgen05\.mma\S*kind::mxf4(?:nvf4)?\.block_scale\S*"
 _NATIVE = {
-    ("cuda", "mxfp4"): _FP4 + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::2X\S*e2m1\S*",
-    ("cuda", "nvfp4"): _FP4 + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::4X\S*e2m1\S*",
-    ("cuda", "mxfp8"): r"tcgen05\.mma\S*kind::mxf8f6f4\.block_scale\S*|mma\.sync\S*mxf8f6f4\.block_scale\S*",
+    ("cuda", "mxfp4"): _FP4
+    + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::2X\S*e2m1\S*",
+    ("cuda", "nvfp4"): _FP4
+    + r"|mma\.sync\S*kind::mxf4nvf4\.block_scale\.scale_vec::4X\S*e2m1\S*",
+    (
+        "cuda",
+        "mxfp8",
+    ): r"tcgen05\.mma\S*kind::mxf8f6f4\.block_scale\S*|mma\.sync\S*mxf8f6f4\.block_scale\S*",
     ("hip", "mxfp4"): r"v_mfma_scale_f32_\w+f8f6f4(?=[^\n]*cbsz:4[^\n]*blgp:4)",
     ("hip", "mxfp8"): r"v_mfma_scale_f32_\w+f8f6f4(?![^\n]*(?:cbsz|blgp):[1-9])",
 }
-_UPCAST = (
-    r"wgmma\.mma_async\S*bf16|mma\.sync\S*bf16\S*|tcgen05\.mma\S*kind::(?:f16|tf32)\S*|v_mfma_f32_\w+bf16\w*"
-)
+_UPCAST = r"wgmma\.mma_async\S*bf16|mma\.sync\S*bf16\S*|tcgen05\.mma\S*kind::(?:f16|tf32)\S*|v_mfma_f32_\w+bf16\w*"
 
 
 _OUT = {"codes": "*u8", "values": "*bf16", "amax": "*fp32"}
@@ -99,7 +109,9 @@ def _variants() -> Iterator[tuple[OperandPolicy | None, OperandPolicy | None, st
 
 VARIANTS = list(_variants())
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
-SCALES = policies_of("fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step")
+SCALES = policies_of(
+    "fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step"
+)
 """Policies whose tensor's scale is compiled."""
 
 
@@ -117,18 +129,32 @@ class Compiled:
 
 def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Compiled:
     """Compile the block-scaled GEMM for one target, format and tile; a compiler's error is a problem."""
-    constants = FORMATS[fmt] | {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "GROUP": GROUP, "EVEN": even}
+    constants = FORMATS[fmt] | {
+        "BM": tile.bm,
+        "BN": tile.bn,
+        "BK": tile.bk,
+        "GROUP": GROUP,
+        "EVEN": even,
+    }
     types = dict.fromkeys(("a", "a_scales", "b", "b_scales"), "*u8")
     types |= {"c": "*bf16", "alpha": "fp32"} | dict.fromkeys(("M", "N", "K"), "i32")
     if fmt == "nvfp4":
         types |= dict.fromkeys(("a_descale", "b_descale"), "*fp32")
     variant = f"{fmt} {tile.bm}×{tile.bn}×{tile.bk}, {tile.warps} warps{'' if even else ', masked'}"
     try:
-        kernel = _compile(gemm_kernel, target, types, constants, tile.warps, tile.stages)
-    except Exception as error:  # compilers raise many types; each means that this tile cannot be used
+        kernel = _compile(
+            gemm_kernel, target, types, constants, tile.warps, tile.stages
+        )
+    except (
+        Exception
+    ) as error:  # compilers raise many types; each means that this tile cannot be used
         problems = (f"does not compile: {error}",)
-        return Compiled(kernel="gemm", target=target, variant=variant, problems=problems)
-    return _read(kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target][0].backend, fmt)))
+        return Compiled(
+            kernel="gemm", target=target, variant=variant, problems=problems
+        )
+    return _read(
+        kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target][0].backend, fmt))
+    )
 
 
 def compile_quantiser(
@@ -196,14 +222,22 @@ def _compile(
         signature[name] = types.get(name, "constexpr")
         if name in constants:
             values[place,] = constants[name]
-        if signature[name].startswith("*") or name in ("K", "N", "rows", "columns", "stride_row"):
+        if signature[name].startswith("*") or name in (
+            "K",
+            "N",
+            "rows",
+            "columns",
+            "stride_row",
+        ):
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, values, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     return triton.compile(source, target=TARGETS[target][0], options=options)
 
 
-def _read(kernel: Any, name: str, target: str, variant: str, native: str | None) -> Compiled:
+def _read(
+    kernel: Any, name: str, target: str, variant: str, native: str | None
+) -> Compiled:
     gpu, kib = TARGETS[target]
     is_cuda = gpu.backend == "cuda"
     text = kernel.asm["ptx" if is_cuda else "amdgcn"]
@@ -226,9 +260,13 @@ def _read(kernel: Any, name: str, target: str, variant: str, native: str | None)
     if shared > kib * 1024:
         problems.append(f"{shared / 1024:.0f} KiB of shared memory, over {kib}")
     if columns > TENSOR_MEMORY_COLUMNS:
-        problems.append(f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}")
+        problems.append(
+            f"{columns} columns of tensor memory, over {TENSOR_MEMORY_COLUMNS}"
+        )
     if (spilled or 0) > STACK_BYTES[name]:
-        problems.append(f"{spilled} {'bytes of stack' if is_cuda else 'registers'} spilled")
+        problems.append(
+            f"{spilled} {'bytes of stack' if is_cuda else 'registers'} spilled"
+        )
     return Compiled(
         kernel=name,
         target=target,
@@ -265,21 +303,33 @@ def inexact(text: str, backend: str) -> list[str]:
     """
     if backend == "cuda":
         flushing = r"(?<![\w.])(?!cvt\.rpi\.)\w+\.(?:\S+\.)?ftz\S*"
-        pattern = rf"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|{flushing}"
+        pattern = (
+            rf"\b(?:fma|mad)\.\S*f32|\b(?:div|sqrt|rcp)\.(?:full|approx)\S*|{flushing}"
+        )
         return sorted(set(re.findall(pattern, text)))
-    names = Counter(re.findall(r"\bv_(?:pk_)?(fma|mad|mac|div_fixup|sqrt|rcp)\w*_f32", text))
+    names = Counter(
+        re.findall(r"\bv_(?:pk_)?(fma|mad|mac|div_fixup|sqrt|rcp)\w*_f32", text)
+    )
     fused = names["fma"] + names["mad"] + names["mac"]
     exact = 5 * names["div_fixup"] + 2 * names["sqrt"]
-    problems = [] if fused == exact else [f"{fused} fused multiply-adds where exact operations take {exact}"]
+    problems = (
+        []
+        if fused == exact
+        else [f"{fused} fused multiply-adds where exact operations take {exact}"]
+    )
     if names["rcp"] > names["div_fixup"] + 1:
-        problems.append(f"{names['rcp']} reciprocals for {names['div_fixup']} exact divisions")
+        problems.append(
+            f"{names['rcp']} reciprocals for {names['div_fixup']} exact divisions"
+        )
     return problems
 
 
 def every_kernel(target: str) -> Iterator[Compiled]:
     """Compile every tile of the GEMM, with and without masks, and the quantiser's variants for one target."""
     for (arch, fmt), tiles in TILES.items():
-        widens = (target, fmt) != ("sm_90", "nvfp4") or release(triton.__version__) >= OLDEST_TO_WIDEN_NVFP4
+        widens = (target, fmt) != ("sm_90", "nvfp4") or release(
+            triton.__version__
+        ) >= OLDEST_TO_WIDEN_NVFP4
         if arch == target and widens:
             for tile in tiles:
                 for even in (True, False):

@@ -32,7 +32,9 @@ def philox(c0, c1, key0, key1, step, call):
 
 
 @triton.jit
-def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def random_words(
+    row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Return the uint32 words [ROWS, COLUMNS] of a tile that starts at a multiple of 64 columns.
 
     The layout is that of ``ablate.numerics.philox``: 64 columns take 16 calls.
@@ -41,7 +43,9 @@ def random_words(row, column, key0, key1, step, call, ROWS: tl.constexpr, COLUMN
     c0 = (column // 4 + tl.arange(0, COLUMNS // 4)[None, :]).to(tl.uint32) + zero
     c1 = (row + tl.arange(0, ROWS)[:, None]).to(tl.uint32) + zero
     c0, c1, c2, c3 = philox(c0, c1, key0, key1, step, call)
-    pairs = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # 32 columns apart, and neighbours
+    pairs = tl.join(
+        tl.join(c0, c2), tl.join(c1, c3)
+    )  # 32 columns apart, and neighbours
     strips = tl.reshape(pairs, [ROWS, COLUMNS // 64, 16, 2, 2])
     return tl.reshape(tl.trans(strips, 0, 1, 3, 2, 4), [ROWS, COLUMNS])
 
@@ -53,7 +57,9 @@ def row_of_words(key0, key1, step, call, SIZE: tl.constexpr):
     call_of = (column // 64 * 16 + column % 32 // 2).to(tl.uint32)
     c0, c1, c2, c3 = philox(call_of, tl.zeros_like(call_of), key0, key1, step, call)
     is_odd = column % 2 == 1
-    return tl.where(column // 32 % 2 == 1, tl.where(is_odd, c3, c2), tl.where(is_odd, c1, c0))
+    return tl.where(
+        column // 32 % 2 == 1, tl.where(is_odd, c3, c2), tl.where(is_odd, c1, c0)
+    )
 
 
 @triton.jit
@@ -61,7 +67,9 @@ def argsort(words, SIZE: tl.constexpr):
     """Return the places (int32 [SIZE]) of words [SIZE] in rising order; equal ones keep theirs."""
     place = tl.arange(0, SIZE)
     is_equal = words[None, :] == words[:, None]
-    is_before = (words[None, :] < words[:, None]) | (is_equal & (place[None, :] < place[:, None]))
+    is_before = (words[None, :] < words[:, None]) | (
+        is_equal & (place[None, :] < place[:, None])
+    )
     rank = tl.sum(is_before.to(tl.int32), axis=1)
     return tl.sum(tl.where(rank[:, None] == place[None, :], place[:, None], 0), axis=0)
 
@@ -85,14 +93,18 @@ def shared_by_four(words):
 def to_fp32(v):
     """Widen a loaded tile; bf16 by its bits, since Triton's interpreter flushes bf16 subnormals to zero."""
     if v.dtype == tl.bfloat16:
-        return (v.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        return (v.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(
+            tl.float32, bitcast=True
+        )
     return v.to(tl.float32)
 
 
 @triton.jit
 def exact_bf16(v):
     """Convert fp32 values that are exact in bf16 to bf16 by their bits."""
-    return (v.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return (
+        (v.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    )
 
 
 @triton.jit
@@ -141,7 +153,9 @@ def rotate(v, sign0, sign1, order0, order1, step, call, SIDE: tl.constexpr):
         call = call & 0
     if SIDE.permute:
         order = argsort(row_of_words(order0, order1, step, call, GROUP), GROUP)[None, :]
-        groups = tl.gather(groups, tl.broadcast_to(order, [ROWS * K // GROUP, GROUP]), 1)
+        groups = tl.gather(
+            groups, tl.broadcast_to(order, [ROWS * K // GROUP, GROUP]), 1
+        )
     if SIDE.signs == "drawn":
         groups = signed(groups, row_of_words(sign0, sign1, step, call, GROUP)[None, :])
     elif SIDE.signs == "fixed":
@@ -206,10 +220,14 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     LEAST: tl.constexpr = (127 + ELEMENT.min_exponent) << 23
     magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
-    power = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST)  # 2^exponent, as bits
+    power = tl.maximum(
+        magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST
+    )  # 2^exponent, as bits
     if ROUNDING == "nearest":
         # fp32 beside 1.5 × 2^23 steps has no bits for parts of a step: the sum is rounded, ties to even.
-        large = (power + (((23 - MANTISSA) << 23) + 0x400000)).to(tl.float32, bitcast=True)
+        large = (power + (((23 - MANTISSA) << 23) + 0x400000)).to(
+            tl.float32, bitcast=True
+        )
         value = (magnitude + large) - large
     else:
         # A ceiling may flush subnormal parts to zero: 24 bits leave none, of half a step they add nothing.
@@ -217,7 +235,9 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
         per_step = (127 << 23) - power + ((127 + MANTISSA + BITS) << 23)
         parts = magnitude * per_step.to(tl.float32, bitcast=True)
         if ROUNDING == "stochastic":
-            steps = (tl.ceil(parts).to(tl.int32) + (0xFFFFFF - (words >> 8).to(tl.int32))) >> BITS
+            steps = (
+                tl.ceil(parts).to(tl.int32) + (0xFFFFFF - (words >> 8).to(tl.int32))
+            ) >> BITS
         elif ROUNDING == "stochastic_8bit":
             steps = (parts.to(tl.int32) + (words >> 24).to(tl.int32)) >> BITS
         elif ROUNDING == "stochastic_rocm":
@@ -226,14 +246,18 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
             steps = (parts.to(tl.int32) + 1) >> BITS
         else:
             steps = tl.ceil(parts).to(tl.int32) >> BITS
-        value = steps.to(tl.float32) * (power - (MANTISSA << 23)).to(tl.float32, bitcast=True)
+        value = steps.to(tl.float32) * (power - (MANTISSA << 23)).to(
+            tl.float32, bitcast=True
+        )
     return signed(value, v.to(tl.int32, bitcast=True))
 
 
 @triton.constexpr_function
 def bits_of(rounding):
     """Return the number of bits of p that a rounding other than nearest even looks at."""
-    return {"stochastic": 24, "stochastic_8bit": 8, "stochastic_rocm": 22}.get(rounding, 1)
+    return {"stochastic": 24, "stochastic_8bit": 8, "stochastic_rocm": 22}.get(
+        rounding, 1
+    )
 
 
 @triton.jit
@@ -270,7 +294,9 @@ def largest(v, ROWS: tl.constexpr):
 @triton.jit
 def e8m0_byte(amax_bits, SIDE: tl.constexpr):
     """Return the E8M0 byte (int32) for the bits of a block's largest magnitude; 255 for NaN and Inf."""
-    byte = tl.maximum(((amax_bits + SIDE.scale_add) >> 23) - SIDE.element.max_exponent, 0)
+    byte = tl.maximum(
+        ((amax_bits + SIDE.scale_add) >> 23) - SIDE.element.max_exponent, 0
+    )
     return tl.where(amax_bits >= 0x7F800000, 255, byte)
 
 
@@ -288,7 +314,9 @@ def quest_byte(blocks, amax_bits):
     variance = tree_sum(blocks * blocks) * 0.03125 - mean * mean
     scale = tl.sqrt_rn(tl.maximum(variance, 0.0)) * CLIP_OF_QUEST + 1e-8
     finite = (variance.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
-    return tl.where(finite & (amax_bits < 0x7F800000), scale.to(tl.int32, bitcast=True) >> 23, 255)
+    return tl.where(
+        finite & (amax_bits < 0x7F800000), scale.to(tl.int32, bitcast=True) >> 23, 255
+    )
 
 
 @triton.jit
@@ -297,7 +325,11 @@ def nvfp4_scale(base, decode_scale, SIDE: tl.constexpr):
     OF_SCALES: tl.constexpr = SIDE.of_scales
     base = tl.minimum(base, LARGEST_FP32)
     up = rounded(base, 0, OF_SCALES, "nearest")
-    return code_of(up, OF_SCALES), tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32), up
+    return (
+        code_of(up, OF_SCALES),
+        tl.minimum(tl.div_rn(1.0, up * decode_scale), LARGEST_FP32),
+        up,
+    )
 
 
 @triton.jit
@@ -337,9 +369,13 @@ def _error(blocks, words, down, up, amax, SIDE: tl.constexpr):
         of_1_5 = tl.div_rn(1.5 * up * amax, SIDE.error_divisor)[:, :, None]
         bits = value.to(tl.int32, bitcast=True)
         power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
-        off = tl.abs(power * tl.where((bits & 0x400000) != 0, of_1_5, of_1) - tl.abs(blocks))
+        off = tl.abs(
+            power * tl.where((bits & 0x400000) != 0, of_1_5, of_1) - tl.abs(blocks)
+        )
     else:
-        off = tl.abs(tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks)
+        off = tl.abs(
+            tl.div_rn(value * up[:, :, None] * amax, SIDE.error_divisor) - blocks
+        )
     if SIDE.measure == "mse":
         off = off * off
     error = add_in_order(tl.zeros_like(up), off)
@@ -369,7 +405,9 @@ def eden_corrected(scaled, value, up, words, SIDE: tl.constexpr):
     energy = tree_sum(tl.reshape(scaled * scaled, [N, GROUPS, SIDE.hadamard]))
     product = tree_sum(tl.reshape(scaled * value, [N, GROUPS, SIDE.hadamard]))
     stretch = tl.where(product == 0.0, 1.0, tl.div_rn(energy, product))
-    of_blocks = tl.broadcast_to(stretch[:, :, None], [N, GROUPS, SIDE.hadamard // SIDE.block])
+    of_blocks = tl.broadcast_to(
+        stretch[:, :, None], [N, GROUPS, SIDE.hadamard // SIDE.block]
+    )
     stretched = up * tl.reshape(of_blocks, [N, scaled.shape[1]])
     corrected = rounded(stretched, first_of(words, SIDE.block), OF_SCALES, "stochastic")
     bad = stretched != stretched

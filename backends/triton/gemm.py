@@ -81,12 +81,18 @@ def gemm_kernel(
         scales_left = row_scales - first // BLOCK
         a_codes = _load(a_at, (m[:, None] < M) & (k[None, :] < bytes_left), EVEN)
         b_codes = _load(b_at, (n[None, :] < N) & (k[:, None] < bytes_left), EVEN)
-        a_scale = _load(a_scales_at, (m[:, None] < M) & (s[None, :] < scales_left), EVEN)
-        b_scale = _load(b_scales_at, (n[:, None] < N) & (s[None, :] < scales_left), EVEN)
+        a_scale = _load(
+            a_scales_at, (m[:, None] < M) & (s[None, :] < scales_left), EVEN
+        )
+        b_scale = _load(
+            b_scales_at, (n[:, None] < N) & (s[None, :] < scales_left), EVEN
+        )
         if BLOCK == 16:
             a_scale = a_scale.to(tl.float8e4nv, bitcast=True)
             b_scale = b_scale.to(tl.float8e4nv, bitcast=True)
-        accumulator = tl.dot_scaled(a_codes, a_scale, ELEMENT, b_codes, b_scale, ELEMENT, accumulator)
+        accumulator = tl.dot_scaled(
+            a_codes, a_scale, ELEMENT, b_codes, b_scale, ELEMENT, accumulator
+        )
         a_at += BK // PER_BYTE
         b_at += BK // PER_BYTE
         a_scales_at += BK // BLOCK

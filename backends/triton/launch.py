@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from ablate.backends.device import device_of
-from ablate.backends.triton.policies import BITS, BLOCK, Side, scale_constants, side_of, tile
+from ablate.backends.triton.policies import (
+    BITS,
+    BLOCK,
+    Side,
+    scale_constants,
+    side_of,
+    tile,
+)
 from ablate.backends.triton.quantise import WORDS, quantise_kernel, scale_kernel
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import Quantized, check_operand
@@ -73,7 +80,9 @@ def quantise_values(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Quantized
     quantized = {}
     for axis, memory in _quantise(x, draws, "values").items():
         descale = _descale(draws[axis].policy, memory)
-        quantized[axis] = Quantized(values=memory.out, descale=descale, mask=memory.mask, axis=axis)
+        quantized[axis] = Quantized(
+            values=memory.out, descale=descale, mask=memory.mask, axis=axis
+        )
     return quantized
 
 
@@ -106,10 +115,16 @@ def _quantise(x: Tensor, draws: Mapping[int, Draw], output: str) -> dict[int, Me
 
 def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
     """Compute the scales of the whole tensor where a policy has one: fp32 [4], as ``scale_kernel`` says."""
-    scaled = {axis: draw for axis, draw in draws.items() if draw.policy.has_tensor_scale}
+    scaled = {
+        axis: draw for axis, draw in draws.items() if draw.policy.has_tensor_scale
+    }
     if not x.numel():
         return {axis: _scales_of(x, draw, None) for axis, draw in scaled.items()}
-    rotated = {axis: draw for axis, draw in scaled.items() if draw.policy.hadamard and draw.amax is None}
+    rotated = {
+        axis: draw
+        for axis, draw in scaled.items()
+        if draw.policy.hadamard and draw.amax is None
+    }
     parts: dict[int, Tensor] = {}
     if rotated:
         programs = math.prod(_plan_of(x, rotated, "amax").grid(x))
@@ -164,12 +179,20 @@ class _Plan(NamedTuple):
         """Count the tiles of a matrix: along a row, down a column and, where CUDA takes no more, again."""
         rows, columns = x.shape
         down = -(-rows // self.tile_rows)
-        return -(-columns // self.tile_columns), min(down, _LARGEST_GRID), -(-down // _LARGEST_GRID)
+        return (
+            -(-columns // self.tile_columns),
+            min(down, _LARGEST_GRID),
+            -(-down // _LARGEST_GRID),
+        )
 
 
 @lru_cache(maxsize=1024)
-def _plan(rows: OperandPolicy | None, columns: OperandPolicy | None, output: str, arch: str) -> _Plan:
-    return _Plan(side_of(rows, output), side_of(columns, output), *tile(rows, columns, arch))
+def _plan(
+    rows: OperandPolicy | None, columns: OperandPolicy | None, output: str, arch: str
+) -> _Plan:
+    return _Plan(
+        side_of(rows, output), side_of(columns, output), *tile(rows, columns, arch)
+    )
 
 
 def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
@@ -180,7 +203,9 @@ def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
 
 
 @lru_cache(maxsize=65_536)
-def _key_words(policy: OperandPolicy, seed: int, layer: str, gemm: str, operand: str) -> tuple[int, ...]:
+def _key_words(
+    policy: OperandPolicy, seed: int, layer: str, gemm: str, operand: str
+) -> tuple[int, ...]:
     """Return the kernel's WORDS of one operand; 0 for what its policy does not draw."""
     key = Key(seed=seed, layer=layer, gemm=gemm, operand=operand, step=0)
     signs = (0, 0)

@@ -101,8 +101,14 @@ TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
     ("sm_120", "mxfp4"): _ONE_SIZE,
     ("sm_120", "nvfp4"): _ONE_SIZE,
     ("sm_120", "mxfp8"): _ONE_SIZE,
-    ("gfx950", "mxfp4"): (Tile(256, 128, 256, warps=8, stages=2), Tile(128, 128, 256, warps=4, stages=2)),
-    ("gfx950", "mxfp8"): (Tile(256, 128, 128, warps=8, stages=2), Tile(128, 128, 128, warps=4, stages=2)),
+    ("gfx950", "mxfp4"): (
+        Tile(256, 128, 256, warps=8, stages=2),
+        Tile(128, 128, 256, warps=4, stages=2),
+    ),
+    ("gfx950", "mxfp8"): (
+        Tile(256, 128, 128, warps=8, stages=2),
+        Tile(128, 128, 128, warps=4, stages=2),
+    ),
 }
 """(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
 
@@ -192,7 +198,9 @@ def _kind(policy: OperandPolicy) -> str:
     return "tensor" if family == "tensor" else "nearest"
 
 
-def tile(rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str) -> tuple[int, int, int]:
+def tile(
+    rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str
+) -> tuple[int, int, int]:
     """Choose (rows, columns, warps) of one program's tile: whole groups along both axes."""
     if interpreting():  # a program costs milliseconds there, whatever its size
         return 128, 128, 4
@@ -204,7 +212,9 @@ def tile(rows: OperandPolicy | None, columns: OperandPolicy | None, arch: str) -
     elif columns is None:
         axis = "rows"
     # The slower kind decides; 64 columns are one round of the random stream's layout.
-    kind = next(kind for kind in ("errors", "drawn", "tensor", "nearest") if kind in kinds)
+    kind = next(
+        kind for kind in ("errors", "drawn", "tensor", "nearest") if kind in kinds
+    )
     untimed = (32 if axis == "rows" else _TILE, _TILE, 0)
     tall, wide, warps = _TIMED.get(arch, {}).get(kind, {}).get(axis, untimed)
     for policy in sides:

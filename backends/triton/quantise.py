@@ -36,7 +36,11 @@ def offsets(first_n, first_k, n, k, stride_n, stride_k, WIDE: tl.constexpr):
     if WIDE:
         n = n.to(tl.int64)
         k = k.to(tl.int64)
-    return first_n.to(tl.int64) * stride_n + first_k.to(tl.int64) * stride_k + (n * stride_n + k * stride_k)
+    return (
+        first_n.to(tl.int64) * stride_n
+        + first_k.to(tl.int64) * stride_k
+        + (n * stride_n + k * stride_k)
+    )
 
 
 @triton.jit
@@ -44,7 +48,10 @@ def _store_amax(v, out):
     """Store the largest magnitude of v [N, K] at this program's place."""
     bits = tl.max(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), axis=0)
     program = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
-    tl.store(out + program * tl.num_programs(0) + tl.program_id(0), bits.to(tl.float32, bitcast=True))
+    tl.store(
+        out + program * tl.num_programs(0) + tl.program_id(0),
+        bits.to(tl.float32, bitcast=True),
+    )
 
 
 @triton.jit
@@ -70,7 +77,11 @@ def _scale(blocks, words, tensor, SIDE: tl.constexpr):
         up = tl.where(is_bad, float("nan"), up)
         scaled = blocks * down[:, :, None]
     else:
-        byte = quest_byte(blocks, amax_bits) if SIDE.family == "quest" else e8m0_byte(amax_bits, SIDE)
+        byte = (
+            quest_byte(blocks, amax_bits)
+            if SIDE.family == "quest"
+            else e8m0_byte(amax_bits, SIDE)
+        )
         up = power_of_two(byte)
         is_bad = byte == 255
         down = power_of_two(tl.where(is_bad, byte, 254 - byte))  # its reciprocal
@@ -84,7 +95,9 @@ def _store_values(value, up, is_bad, place, inside, SIDE: tl.constexpr):
     if SIDE.family == "tensor":
         value = tl.where(is_bad, float("nan"), value)
     value = value * up[:, :, None]  # a bad block's scale is NaN
-    if SIDE.family == "e8m0" and SIDE.element.mantissa_bits == 3:  # MXFP8 reaches below bf16's smallest
+    if (
+        SIDE.family == "e8m0" and SIDE.element.mantissa_bits == 3
+    ):  # MXFP8 reaches below bf16's smallest
         value = round_to_bf16(value)
     N: tl.constexpr = value.shape[0]
     K: tl.constexpr = value.shape[1] * value.shape[2]
@@ -112,7 +125,9 @@ def _store_codes(
     K: tl.constexpr = value.shape[1] * value.shape[2]
     BLOCK: tl.constexpr = SIDE.block
     n = tl.arange(0, N)[:, None]
-    sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (1 << (SIDE.bits - 1))
+    sign = (value.to(tl.int32, bitcast=True) >> (32 - SIDE.bits)) & (
+        1 << (SIDE.bits - 1)
+    )
     code = code_of(value, ELEMENT) | sign
     code = tl.where(is_bad, 0x7F if SIDE.family == "tensor" else 0, code)
     if SIDE.bits == 4:
@@ -124,11 +139,17 @@ def _store_codes(
     else:
         k = tl.arange(0, K)[None, :]
         place = offsets(first_n, first_k, n, k, k_total, 1, WIDE)
-        tl.store(out + place, tl.reshape(code, [N, K]).to(tl.uint8), mask=(n < n_left) & (k < k_left))
+        tl.store(
+            out + place,
+            tl.reshape(code, [N, K]).to(tl.uint8),
+            mask=(n < n_left) & (k < k_left),
+        )
     if SIDE.family != "tensor":
         b = tl.arange(0, K // BLOCK)[None, :]
         place = offsets(first_n, first_k // BLOCK, n, b, k_total // BLOCK, 1, WIDE)
-        tl.store(scales + place, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK))
+        tl.store(
+            scales + place, byte.to(tl.uint8), mask=(n < n_left) & (b < k_left // BLOCK)
+        )
 
 
 @triton.jit
@@ -189,7 +210,11 @@ def _side(
         place = offsets(first_n, first_k, n, k, values_n, values_k, WIDE)
         inside = (n < n_left) & (k < k_left)
         if SIDE.mask:
-            tl.store(mask + place, tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8), mask=inside)
+            tl.store(
+                mask + place,
+                tl.reshape(tl.abs(scaled) < 6.0, [N, K]).to(tl.uint8),
+                mask=inside,
+            )
         if SIDE.output == "values":
             _store_values(value, up, is_bad, out + place, inside, SIDE)
         else:
@@ -215,7 +240,13 @@ WORDS = ("key0", "key1", "sign0", "sign1", "order0", "order1")
 """The words of a side's three keys: of its elements, of its signs and of its permutation."""
 
 
-@triton.jit(do_not_specialize=["step", "call", *(f"{side}_{word}" for side in "rc" for word in WORDS)])
+@triton.jit(
+    do_not_specialize=[
+        "step",
+        "call",
+        *(f"{side}_{word}" for side in "rc" for word in WORDS),
+    ]
+)
 def quantise_kernel(
     x,
     rows,
@@ -271,7 +302,16 @@ def quantise_kernel(
     if R.output != "off":
         words = 0
         if R.draws:
-            words = random_words(first_row, first_column, r_key0, r_key1, step, call, TILE_ROWS, TILE_COLUMNS)
+            words = random_words(
+                first_row,
+                first_column,
+                r_key0,
+                r_key1,
+                step,
+                call,
+                TILE_ROWS,
+                TILE_COLUMNS,
+            )
         _side(
             v,
             words,
@@ -298,7 +338,16 @@ def quantise_kernel(
         words = 0
         if C.draws:
             words = tl.trans(
-                random_words(first_row, first_column, c_key0, c_key1, step, call, TILE_ROWS, TILE_COLUMNS)
+                random_words(
+                    first_row,
+                    first_column,
+                    c_key0,
+                    c_key1,
+                    step,
+                    call,
+                    TILE_ROWS,
+                    TILE_COLUMNS,
+                )
             )
         _side(
             tl.trans(v),
@@ -344,7 +393,9 @@ def scale_kernel(
     if parts is not None:
         most = tl.zeros([PARTS], tl.int32)
         start = number * 0
-        while start < number:  # Triton 3.6's interpreter has no range of a number that it is given
+        while (
+            start < number
+        ):  # Triton 3.6's interpreter has no range of a number that it is given
             place = start + tl.arange(0, PARTS)
             part = to_fp32(tl.load(parts + place, mask=place < number, other=0.0))
             most = tl.maximum(most, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
@@ -361,7 +412,9 @@ def scale_kernel(
         decode = tl.div_rn(1.0, encode)
     descale = decode
     if PRESCALE != 1.0:
-        descale = (decode.to(tl.float64) / tl.full([], PRESCALE, tl.float64)).to(tl.float32)
+        descale = (decode.to(tl.float64) / tl.full([], PRESCALE, tl.float64)).to(
+            tl.float32
+        )
     tl.store(tensor, encode)
     tl.store(tensor + 1, decode)
     tl.store(tensor + 2, amax)

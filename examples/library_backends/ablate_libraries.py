@@ -35,16 +35,27 @@ class _LibraryBackend(PackedBackend):
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Native on the library's architectures where it is installed."""
         if device.arch not in self.archs:
-            return Support(mode="no", detail=f"{self.module} is for {', '.join(self.archs)}")
+            return Support(
+                mode="no", detail=f"{self.module} is for {', '.join(self.archs)}"
+            )
         if fault := packing_fault(gemm):
             return Support(mode="no", detail=fault)
         if gemm.left.format not in self.formats:
-            return Support(mode="no", detail=f"{self.module} has no GEMM for {gemm.left.format}")
+            return Support(
+                mode="no", detail=f"{self.module} has no GEMM for {gemm.left.format}"
+            )
         if not self.has_alpha and gemm.left.prescale * gemm.right.prescale != 1:
-            return Support(mode="no", detail=f"{self.module}'s GEMM has no factor that undoes a prescale")
+            return Support(
+                mode="no",
+                detail=f"{self.module}'s GEMM has no factor that undoes a prescale",
+            )
         if importlib.util.find_spec(self.module) is None:
-            return Support(mode="no", detail=f"{self.module} is not installed ({self.install})")
-        return Support(mode="native", detail=f"{self.detail()}, quantised by {quantisers_of(gemm)}")
+            return Support(
+                mode="no", detail=f"{self.module} is not installed ({self.install})"
+            )
+        return Support(
+            mode="native", detail=f"{self.detail()}, quantised by {quantisers_of(gemm)}"
+        )
 
     def detail(self) -> str:
         """Return one line for the run's record."""
@@ -62,12 +73,22 @@ class _LibraryBackend(PackedBackend):
         m, n = a.shape[0], b.shape[0]
         if not m * n * a.shape[1]:
             return a.codes.new_zeros(m, n, dtype=torch.bfloat16)
-        alpha = torch.as_tensor(a.descale * b.descale, dtype=torch.float32, device=a.codes.device).reshape(1)
-        return self.gemm(a.codes, a.scales, b.codes, b.scales, alpha, a.format)[:m, :n].contiguous()
+        alpha = torch.as_tensor(
+            a.descale * b.descale, dtype=torch.float32, device=a.codes.device
+        ).reshape(1)
+        return self.gemm(a.codes, a.scales, b.codes, b.scales, alpha, a.format)[
+            :m, :n
+        ].contiguous()
 
     @abstractmethod
     def gemm(
-        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
     ) -> Tensor:
         """Call the library: codes [M, K / 2] and [N, K / 2], scale bytes by rows → at least [M, N] bf16."""
 
@@ -83,13 +104,25 @@ class QutlassBackend(_LibraryBackend):
     has_alpha = True
 
     def gemm(
-        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
     ) -> Tensor:
         """Scales in cuBLAS's blocked layout."""
         library = importlib.import_module(self.module)
-        call = library.matmul_nvf4_bf16_tn if fmt == "nvfp4" else library.matmul_mxf4_bf16_tn
+        call = (
+            library.matmul_nvf4_bf16_tn
+            if fmt == "nvfp4"
+            else library.matmul_mxf4_bf16_tn
+        )
         dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
-        out: Tensor = call(a, b, swizzled(a_scales).view(dtype), swizzled(b_scales).view(dtype), alpha)
+        out: Tensor = call(
+            a, b, swizzled(a_scales).view(dtype), swizzled(b_scales).view(dtype), alpha
+        )
         return out
 
 
@@ -102,7 +135,13 @@ class PrimusTurboBackend(_LibraryBackend):
     archs = ("gfx950",)
 
     def gemm(
-        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
     ) -> Tensor:
         """Plain rows of scales; dimensions are filled up with zeros to what hipBLASLt takes."""
         del alpha, fmt  # ``support`` refuses a factor; MXFP4 is all there is
@@ -123,7 +162,13 @@ class PrimusTurboFlydslBackend(PrimusTurboBackend):
     name = "primus_turbo_flydsl"
 
     def gemm(
-        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
     ) -> Tensor:
         """Plain rows of scales; M, N and K are filled up with zeros to multiples of 256."""
         del alpha, fmt
@@ -148,7 +193,13 @@ class AiterBackend(_LibraryBackend):
     archs = ("gfx950",)
 
     def gemm(
-        self, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, alpha: Tensor, fmt: str
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
     ) -> Tensor:
         """Its ``bpreshuffle`` path: both scales and the right codes shuffled by its own functions."""
         del alpha, fmt
@@ -175,4 +226,9 @@ def _filled(
     def fill(x: Tensor, multiple: int) -> Tensor:
         return F.pad(x, (0, -x.shape[1] % multiple, 0, -x.shape[0] % rows))
 
-    return fill(a, k // 2), fill(a_scales, k // 32), fill(b, k // 2), fill(b_scales, k // 32)
+    return (
+        fill(a, k // 2),
+        fill(a_scales, k // 32),
+        fill(b, k // 2),
+        fill(b_scales, k // 32),
+    )

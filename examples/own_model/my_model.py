@@ -48,12 +48,16 @@ class Block(nn.Module):
 class Net(nn.Module):
     """A small decoder: tokens [sequences, positions] → logits [sequences, positions, vocab_size]."""
 
-    def __init__(self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(seq_len, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.head = nn.Linear(width, vocab_size)  # by its name and place it keeps high precision
+        self.head = nn.Linear(
+            width, vocab_size
+        )  # by its name and place it keeps high precision
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of each next token."""
@@ -61,7 +65,9 @@ class Net(nn.Module):
         return self.head(self.blocks(self.tokens(tokens) + self.positions(places)))
 
 
-def build(*, vocab_size: int, seq_len: int, width: int = 128, layers: int = 2, heads: int = 4) -> nn.Module:
+def build(
+    *, vocab_size: int, seq_len: int, width: int = 128, layers: int = 2, heads: int = 4
+) -> nn.Module:
     """Return the model; the words after ``seq_len`` are what ``model.options`` may give."""
     return Net(vocab_size, seq_len, width, layers, heads)
 
@@ -92,12 +98,21 @@ def train(
     device: str,
 ) -> TrainResult:
     """Train one run, ``config``, on (training, validation) tokens; return how it ended."""
-    settings, plan = config.training, plan_steps(config.training)  # tokens as whole steps
+    settings, plan = (
+        config.training,
+        plan_steps(config.training),
+    )  # tokens as whole steps
     training, validation = tokens
     torch.manual_seed(config.seed)  # a seed has the same initial weights in all arms
-    model = build(vocab_size=config.vocab_size, seq_len=settings.seq_len, **config.model.options).to(device)
+    model = build(
+        vocab_size=config.vocab_size, seq_len=settings.seq_len, **config.model.options
+    ).to(device)
     state = apply_recipe(
-        model, config.recipe, seed=config.seed, backend=config.backend, total_tokens=plan.tokens
+        model,
+        config.recipe,
+        seed=config.seed,
+        backend=config.backend,
+        total_tokens=plan.tokens,
     )
     optimizer = Lion(model.parameters(), lr=settings.learning_rate)
 
@@ -109,9 +124,14 @@ def train(
 
     def evaluate() -> float:
         model.eval()
-        windows = validation_batches(validation, settings.seq_len, settings.eval_tokens, settings.batch_size)
+        windows = validation_batches(
+            validation, settings.seq_len, settings.eval_tokens, settings.batch_size
+        )
         with torch.no_grad():
-            sums = [(loss_of(window).item() * len(window), len(window)) for window in windows]
+            sums = [
+                (loss_of(window).item() * len(window), len(window))
+                for window in windows
+            ]
         model.train()
         return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
@@ -125,20 +145,31 @@ def train(
         state.load_state_dict(kept.numbers["recipe"])  # after the weights
 
     def keep(step: int) -> None:
-        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-        tensors |= {f"mean.{name}": optimizer.state[p]["mean"] for name, p in model.named_parameters()}
-        checkpoints.save(Snapshot(step=step, tensors=tensors, numbers={"recipe": state.state_dict()}))
+        tensors = {
+            f"model.{name}": tensor for name, tensor in model.state_dict().items()
+        }
+        tensors |= {
+            f"mean.{name}": optimizer.state[p]["mean"]
+            for name, p in model.named_parameters()
+        }
+        checkpoints.save(
+            Snapshot(step=step, tensors=tensors, numbers={"recipe": state.state_dict()})
+        )
 
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         # The same sequences as in all arms of this seed, in the order of the built-in loop.
-        starts = sequence_starts(config.seed, step, settings.batch_size, settings.seq_len, len(training))
+        starts = sequence_starts(
+            config.seed, step, settings.batch_size, settings.seq_len, len(training)
+        )
         loss = loss_of(batch(training, starts, settings.seq_len))
         loss.backward()
         seen = (step + 1) * plan.tokens_per_step
         if not torch.isfinite(loss):
-            return TrainResult(state="diverged", tokens=seen, step=step + 1, message="non-finite loss")
+            return TrainResult(
+                state="diverged", tokens=seen, step=step + 1, message="non-finite loss"
+            )
         optimizer.step()
         optimizer.zero_grad()
         state.advance(plan.tokens_per_step)  # signs, phases and de-oscillation move on
@@ -155,5 +186,10 @@ def train(
             keep(done)
         if should_stop():
             keep(done)
-            return TrainResult(state="interrupted", tokens=seen, step=done, message="stopped on request")
+            return TrainResult(
+                state="interrupted",
+                tokens=seen,
+                step=done,
+                message="stopped on request",
+            )
     return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)

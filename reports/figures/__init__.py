@@ -35,8 +35,16 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
         draw_trials(analysis),
     ]
     left_out = len(analysis.arms) - len(shown.arms)
-    more = f" Not drawn: {left_out} arms of higher or unknown token cost." if left_out else ""
-    return tuple(replace(drawing, caption=drawing.caption + more) for drawing in drawings if drawing)
+    more = (
+        f" Not drawn: {left_out} arms of higher or unknown token cost."
+        if left_out
+        else ""
+    )
+    return tuple(
+        replace(drawing, caption=drawing.caption + more)
+        for drawing in drawings
+        if drawing
+    )
 
 
 def drawn_arms(analysis: Analysis) -> Analysis:
@@ -47,5 +55,7 @@ def drawn_arms(analysis: Analysis) -> Analysis:
         analysis,
         arms=tuple(arm for arm in analysis.arms if arm.name in names),
         curves=tuple(curve for curve in analysis.curves if curve.arm in names),
-        curves_in_bf16=tuple(curve for curve in analysis.curves_in_bf16 if curve.arm in names),
+        curves_in_bf16=tuple(
+            curve for curve in analysis.curves_in_bf16 if curve.arm in names
+        ),
     )

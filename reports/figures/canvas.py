@@ -96,7 +96,9 @@ def drawing(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | 
             name, title, figure, caption = picture
             mpl.rcParams["svg.hashsalt"] = name
             figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-            figure.set_layout_engine(None)  # laid out once: the PNG keeps the SVG's places
+            figure.set_layout_engine(
+                None
+            )  # laid out once: the PNG keeps the SVG's places
             axes = [_scales(axis) for axis in figure.axes]
             png = to_png(figure)
         return Drawing(name, title, caption, svg.getvalue(), png, axes)
@@ -114,8 +116,14 @@ def to_png(figure: Any) -> bytes:
 def _scales(axis: Any) -> dict[str, list[float]]:
     width, height = 72 * axis.figure.get_size_inches()
     (left, bottom), (right, top) = axis.get_position().get_points()
-    box = np.round([left * width, (1 - top) * height, right * width, (1 - bottom) * height], 3)
-    return {"box": box.tolist(), "x": [*map(float, axis.get_xlim())], "y": [*map(float, axis.get_ylim())]}
+    box = np.round(
+        [left * width, (1 - top) * height, right * width, (1 - bottom) * height], 3
+    )
+    return {
+        "box": box.tolist(),
+        "x": [*map(float, axis.get_xlim())],
+        "y": [*map(float, axis.get_ylim())],
+    }
 
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
@@ -125,11 +133,20 @@ def looks_of(analysis: Analysis) -> dict[str, Look]:
 
 def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
     """Assign looks: the baseline in ink, the others first by hue, then by line style."""
-    result = {baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}}
+    result = {
+        baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}
+    }
     dashes = itertools.cycle(itertools.product(DASHES, HUES))
     others = (arm for arm in arms if arm != baseline)
-    for arm, (dash, color), marker in zip(others, dashes, itertools.cycle(MARKERS), strict=False):
-        result[arm] = {"color": color, "linestyle": dash, "marker": marker, "linewidth": 1.9}
+    for arm, (dash, color), marker in zip(
+        others, dashes, itertools.cycle(MARKERS), strict=False
+    ):
+        result[arm] = {
+            "color": color,
+            "linestyle": dash,
+            "marker": marker,
+            "linewidth": 1.9,
+        }
     return result
 
 
@@ -169,7 +186,9 @@ def small_multiples(
     figure = sheet(11 if columns > 1 else 6, 0.75 + 2.2 * rows)
     figure.supxlabel(x_label, fontsize=9)
     figure.supylabel(y_label, fontsize=9)
-    first, *others = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    first, *others = figure.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False
+    ).flat
     for unused in others[len(panels) - 1 :]:
         unused.remove()
     axes = dict(zip(panels, [first, *others], strict=False))
@@ -186,11 +205,20 @@ def small_multiples(
             axis.vlines(x, low, high, color=look["color"], linewidth=1.8)
             axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
         else:
-            axis.plot(x, middle, **look, markersize=3.8, markevery=max(1, len(x) // 6), zorder=3)
+            axis.plot(
+                x,
+                middle,
+                **look,
+                markersize=3.8,
+                markevery=max(1, len(x) // 6),
+                zorder=3,
+            )
         if name in mixed:
             continue
         if not bars:
-            axis.fill_between(x, low, high, color=look["color"], alpha=0.22, linewidth=0)
+            axis.fill_between(
+                x, low, high, color=look["color"], alpha=0.22, linewidth=0
+            )
         late = slice(len(x) // 4, None)
         points += middle[late].tolist()
         edges += [*low[late], *high[late]]
@@ -216,12 +244,16 @@ def token_axis(axis: Any, per_step: int | None) -> None:
     axis.set_xlabel("training tokens")
     count_ticks(axis)
     if per_step:
-        steps = axis.secondary_xaxis("top", functions=(lambda x: x / per_step, lambda x: x * per_step))
+        steps = axis.secondary_xaxis(
+            "top", functions=(lambda x: x / per_step, lambda x: x * per_step)
+        )
         steps.set_xlabel("steps")
         count_ticks(steps)
 
 
-def limits(points: Iterable[float], edges: Iterable[float], least: float) -> tuple[float, float]:
+def limits(
+    points: Iterable[float], edges: Iterable[float], least: float
+) -> tuple[float, float]:
     """Choose the ends of a scale that holds all points, and the near ones of the intervals' edges.
 
     Near: no further out than the range of the points, or than ``least`` if that is larger.

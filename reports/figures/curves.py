@@ -72,32 +72,57 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
         "go. Dashed across: the target. Right: the late part, enlarged."
     )
-    return "convergence", "Convergence", figure, caption + canvas.decay_caption(analysis.decay_begins)
+    return (
+        "convergence",
+        "Convergence",
+        figure,
+        caption + canvas.decay_caption(analysis.decay_begins),
+    )
 
 
 def _final_loss(arm: ArmResult) -> float:
-    return math.inf if arm.final_loss.estimate is None else round(arm.final_loss.estimate, 4)
+    return (
+        math.inf
+        if arm.final_loss.estimate is None
+        else round(arm.final_loss.estimate, 4)
+    )
 
 
 def _late_start(analysis: Analysis, end: float) -> float:
     """Choose where the late part begins: before every run reaches the target."""
     places = [_LATE * end]
     for arm in analysis.arms:
-        places += [0.9 * run.tokens_to_target for run in arm.runs if run.tokens_to_target]
+        places += [
+            0.9 * run.tokens_to_target for run in arm.runs if run.tokens_to_target
+        ]
     return max(min(places), 0.2 * end)
 
 
-def _late_scale(curves: Sequence[Curve], start: float, target: float | None) -> tuple[float, float]:
+def _late_scale(
+    curves: Sequence[Curve], start: float, target: float | None
+) -> tuple[float, float]:
     """Choose the ends of a scale that holds the target and all final losses of the late part."""
-    late = [curve for curve in curves if curve.end != "diverged" and curve.tokens[-1] >= start] or curves
+    late = [
+        curve
+        for curve in curves
+        if curve.end != "diverged" and curve.tokens[-1] >= start
+    ] or curves
     finals = [curve.loss[-1] for curve in late]
     if target is not None:
         finals.append(target)
-    return canvas.limits(finals, np.concatenate([curve.loss[curve.tokens >= start] for curve in late]), 0.05)
+    return canvas.limits(
+        finals,
+        np.concatenate([curve.loss[curve.tokens >= start] for curve in late]),
+        0.05,
+    )
 
 
 def _draw_curves(
-    axis: Any, analysis: Analysis, curves: Sequence[Curve], high: float, numbers: Iterator[int]
+    axis: Any,
+    analysis: Analysis,
+    curves: Sequence[Curve],
+    high: float,
+    numbers: Iterator[int],
 ) -> None:
     """Draw each seed thin, with diverged ones cut at ``high``."""
     looks = canvas.looks_of(analysis)
@@ -121,7 +146,11 @@ def _draw_curves(
 
 
 def _draw_means(
-    axis: Any, analysis: Analysis, curves: Sequence[Curve], left: float, numbers: Iterator[int]
+    axis: Any,
+    analysis: Analysis,
+    curves: Sequence[Curve],
+    left: float,
+    numbers: Iterator[int],
 ) -> None:
     """Draw each arm's mean thick, the baseline on top."""
     for name, look in reversed(canvas.looks_of(analysis).items()):
@@ -129,7 +158,12 @@ def _draw_means(
         if len(grid.tokens):
             every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
             thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}
-            axis.plot(grid.tokens, grid.mean, **thick, gid=f"{_place(analysis, name)}-{next(numbers)}")
+            axis.plot(
+                grid.tokens,
+                grid.mean,
+                **thick,
+                gid=f"{_place(analysis, name)}-{next(numbers)}",
+            )
 
 
 def _place(analysis: Analysis, name: str) -> str:
@@ -144,7 +178,9 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     tuning = analysis.tuning
     if tuning is None or not tuning.plan.done or _RATE not in tuning.plan.fields:
         return None
-    groups = [group for group in tuning.plan.groups if any(map(_has_loss, group.trials))]
+    groups = [
+        group for group in tuning.plan.groups if any(map(_has_loss, group.trials))
+    ]
     if not groups:
         return None
     base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
@@ -155,7 +191,11 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
         look = looks[group.name]
         if len(tuning.plan.fields) > 1:
             look = look | {"linestyle": "none"}
-        known = sorted((trial.values[_RATE], trial.loss) for trial in group.trials if _has_loss(trial))
+        known = sorted(
+            (trial.values[_RATE], trial.loss)
+            for trial in group.trials
+            if _has_loss(trial)
+        )
         axis.plot(*zip(*known, strict=True), **look, markersize=5)
         for trial in itertools.filterfalse(_has_loss, group.trials):
             axis.plot(
@@ -174,7 +214,9 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel(f"final validation loss ({analysis.plan.unit})")
     canvas.legend(figure, looks)
-    rates = dict.fromkeys(f"{arm.group} at {float(arm.chosen[_RATE]):g}" for arm in tuning.arms)
+    rates = dict.fromkeys(
+        f"{arm.group} at {float(arm.chosen[_RATE]):g}" for arm in tuning.arms
+    )
     runs = max(len(trial.runs) for group in groups for trial in group.trials)
     caption = (
         "Final validation loss of the trials over the peak learning rate, "

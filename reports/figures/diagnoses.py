@@ -38,14 +38,21 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
     @canvas.drawing
     def draw(numbered: tuple[int, ArmDiagnosis]) -> canvas.Picture:
         number, arm = numbered
-        errors = np.nan_to_num(np.array(arm.maps[0].values, dtype=float), nan=-np.inf).max(axis=1)
+        errors = np.nan_to_num(
+            np.array(arm.maps[0].values, dtype=float), nan=-np.inf
+        ).max(axis=1)
         rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
         figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
         axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
         for axis, heat_map in zip(axes, arm.maps, strict=True):
             _draw_map(axis, heat_map, rows, scales[heat_map.figure])
-        names = [f"{canvas.short(layer, 30)}  {gemm.capitalize()}" for layer, gemm in arm.maps[0].rows]
-        axes[0].set_yticks(np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7)
+        names = [
+            f"{canvas.short(layer, 30)}  {gemm.capitalize()}"
+            for layer, gemm in arm.maps[0].rows
+        ]
+        axes[0].set_yticks(
+            np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7
+        )
         axes[0].invert_yaxis()
         caption = (
             f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; "
@@ -74,15 +81,26 @@ def _scale(arms: Sequence[ArmDiagnosis], figure: str) -> tuple[float, float]:
     return (known.min(), known.max()) if len(known) else (0.0, 1.0)
 
 
-def _draw_map(axis: Any, heat_map: Map, rows: np.ndarray, scale: tuple[float, float]) -> None:
+def _draw_map(
+    axis: Any, heat_map: Map, rows: np.ndarray, scale: tuple[float, float]
+) -> None:
     shown = slice(None, None, math.ceil(len(heat_map.tokens) / _MOST_COLUMNS))
     tokens = heat_map.tokens[shown]
     values = np.array(heat_map.values, dtype=float)[rows, shown]
     end = 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1
     low, high = scale
-    mesh = axis.pcolormesh([*tokens, end], range(len(rows) + 1), values, cmap="cividis", vmin=low, vmax=high)
+    mesh = axis.pcolormesh(
+        [*tokens, end],
+        range(len(rows) + 1),
+        values,
+        cmap="cividis",
+        vmin=low,
+        vmax=high,
+    )
     axis.grid(visible=False)
     canvas.count_ticks(axis, 4)
-    bar = axis.figure.colorbar(mesh, ax=axis, location="bottom", label=_LABELS[heat_map.figure])
+    bar = axis.figure.colorbar(
+        mesh, ax=axis, location="bottom", label=_LABELS[heat_map.figure]
+    )
     bar.outline.set_visible(False)
     bar.ax.grid(visible=False)

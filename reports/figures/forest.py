@@ -45,7 +45,9 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         axis.locator_params("x", nbins=7)
     canvas.percent_ticks(axis.xaxis)
     beside = axis.secondary_yaxis("right")
-    texts = [f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm.runs)})" for arm in arms]
+    texts = [
+        f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm.runs)})" for arm in arms
+    ]
     heading = f"token cost [95{NBSP}%] {3 * NBSP}n (hit / cens. / div.)"
     beside.set_yticks(range(-1, len(arms)), [heading, *texts])
     for side in (axis, beside):
@@ -76,11 +78,24 @@ def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
         token_cost = arm.token_cost
         color = looks[arm.name]["color"]
         seeds = _seed_costs(arm, analysis)
-        axis.plot(seeds, [row + 0.25] * len(seeds), ".", color=color, markersize=4.5, alpha=0.7)
+        axis.plot(
+            seeds,
+            [row + 0.25] * len(seeds),
+            ".",
+            color=color,
+            markersize=4.5,
+            alpha=0.7,
+        )
         points += seeds
         bound = token_cost.high if token_cost.low is None else token_cost.low
         if token_cost.estimate is not None:
-            axis.plot(token_cost.estimate, row, looks[arm.name]["marker"], color=color, markersize=7)
+            axis.plot(
+                token_cost.estimate,
+                row,
+                looks[arm.name]["marker"],
+                color=color,
+                markersize=7,
+            )
             points.append(token_cost.estimate)
         elif bound is not None:
             marker = "<" if token_cost.low is None else ">"
@@ -99,16 +114,22 @@ def _draw_intervals(axis: Any, analysis: Analysis, points: list[float]) -> bool:
     for row, arm in enumerate(analysis.others):
         token_cost = arm.token_cost
         if token_cost.kind == "interval":
-            low = -1.0 if token_cost.low is None else token_cost.low  # None: beyond the range of numbers
+            low = (
+                -1.0 if token_cost.low is None else token_cost.low
+            )  # None: beyond the range of numbers
             high = math.inf if token_cost.high is None else token_cost.high
             bars.append((row, looks[arm.name]["color"], low, high))
             edges += [low, high]
     scale = axis.xaxis.get_transform()
-    near = canvas.limits(scale.transform(np.array(points)), scale.transform(np.array(edges)), least=0.05)
+    near = canvas.limits(
+        scale.transform(np.array(points)), scale.transform(np.array(edges)), least=0.05
+    )
     left, right = scale.inverted().transform(np.array(near))
     axis.set_xlim(left, right)
     for row, color, low, high in bars:
-        axis.plot(np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2)
+        axis.plot(
+            np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2
+        )
         if low < left:
             axis.plot(left, row, color=color, marker=CARETLEFT, markersize=8)
         if high > right:
@@ -124,7 +145,9 @@ def _seed_costs(arm: ArmResult, analysis: Analysis) -> list[float]:
     is_paired = method_of(analysis.plan, arm.counted_from).paired
     costs = []
     for run in arm.used:
-        tokens = base_tokens.get(run.seed) if is_paired else base.tokens_to_target.estimate
+        tokens = (
+            base_tokens.get(run.seed) if is_paired else base.tokens_to_target.estimate
+        )
         if run.exact and tokens and tokens > 0:
             costs.append(run.high / tokens - 1)
     return costs

@@ -34,13 +34,19 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
     # An interval over both runs that learn and runs that diverge has no meaning.
-    diverged = {arm.name: arm.count("diverged") for arm in analysis.others if arm.count("diverged")}
+    diverged = {
+        arm.name: arm.count("diverged")
+        for arm in analysis.others
+        if arm.count("diverged")
+    }
     panels = {}
     for name, band in bands.items():
         text = counts(band)
         if name in diverged:
             text += f", {diverged[name]} diverged"
-        panels[name] = canvas.Panel(band.tokens, np.array([band.difference, band.low, band.high]), text)
+        panels[name] = canvas.Panel(
+            band.tokens, np.array([band.difference, band.low, band.high]), text
+        )
     figure, axes = canvas.small_multiples(
         panels,
         canvas.looks_of(analysis),
@@ -52,10 +58,22 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     end = 1.01 * max(float(band.tokens[-1]) for band in bands.values())
     for name, axis in axes.items():
         for band in bands.values():
-            axis.plot(band.tokens, band.difference, color=canvas.CONTEXT, linewidth=0.7, zorder=1)
+            axis.plot(
+                band.tokens,
+                band.difference,
+                color=canvas.CONTEXT,
+                linewidth=0.7,
+                zorder=1,
+            )
         if name in in_bf16:
             second = in_bf16[name]
-            axis.plot(second.tokens, second.difference, color=canvas.INK, linewidth=1.0, zorder=2.5)
+            axis.plot(
+                second.tokens,
+                second.difference,
+                color=canvas.INK,
+                linewidth=1.0,
+                zorder=2.5,
+            )
         axis.set_xlim(0, end)
         canvas.shade_decay(axis, analysis.decay_begins)
     canvas.count_ticks(axis, 4)
@@ -83,14 +101,19 @@ def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
         by_arm[curve.arm].append(curve)
     # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
     bands = difference_bands(
-        {arm.name: (by_arm[arm.name], by_arm[analysis.baseline][: arm.seeds]) for arm in analysis.others},
+        {
+            arm.name: (by_arm[arm.name], by_arm[analysis.baseline][: arm.seeds])
+            for arm in analysis.others
+        },
         method_of(analysis.plan),
     )
     return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
 def _panel(places: Sequence[float], costs: Sequence[Cost], text: str) -> canvas.Panel:
-    ends = np.array([(cost.estimate, cost.low, cost.high) for cost in costs], dtype=float)
+    ends = np.array(
+        [(cost.estimate, cost.low, cost.high) for cost in costs], dtype=float
+    )
     return canvas.Panel(places, ends.T, text)
 
 
@@ -101,7 +124,9 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
     for arm in analysis.others:
         if arm.moved is not None and arm.moved.sweep is not None:
             targets, costs = zip(*arm.moved.sweep, strict=True)
-            panels[arm.name] = _panel(targets, costs, counts(replace(costs[0], pairs=None)))
+            panels[arm.name] = _panel(
+                targets, costs, counts(replace(costs[0], pairs=None))
+            )
     if not panels or analysis.plan.target is None:
         return None
     figure, axes = canvas.small_multiples(
@@ -112,7 +137,12 @@ def draw_sweep(analysis: Analysis) -> canvas.Picture | None:
         least=0.01,
     )
     for axis in axes.values():
-        axis.axvline(analysis.plan.target.val_loss, color=canvas.FAINT, linewidth=0.9, linestyle=":")
+        axis.axvline(
+            analysis.plan.target.val_loss,
+            color=canvas.FAINT,
+            linewidth=0.9,
+            linestyle=":",
+        )
     canvas.percent_ticks(axis.yaxis)
     axis.invert_xaxis()
     caption = (
@@ -136,7 +166,11 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     for arm in comparison.arms:
         line = arm.token_cost
         points = zip(comparison.places, line.points, strict=True)
-        known = [(place, point) for place, point in points if point and point.estimate is not None]
+        known = [
+            (place, point)
+            for place, point in points
+            if point and point.estimate is not None
+        ]
         if known:
             places, costs = zip(*known, strict=True)
             change = percents(line.change)
@@ -157,10 +191,15 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     canvas.percent_ticks(axis.yaxis)
     axis.margins(x=0.1)
     axis.set_xscale("log")
-    ends = {comparison.places[i]: canvas.short(comparison.studies[i].name, 16) for i in (0, -1)}
+    ends = {
+        comparison.places[i]: canvas.short(comparison.studies[i].name, 16)
+        for i in (0, -1)
+    }
     axis.set_xticks(sorted(ends))
     axis.minorticks_off()
-    axis.xaxis.set_major_formatter(lambda place, _: tokens(place) if comparison.axis else ends.get(place, ""))
+    axis.xaxis.set_major_formatter(
+        lambda place, _: tokens(place) if comparison.axis else ends.get(place, "")
+    )
     caption = (
         f"Token cost over {comparison.against}, each point a study; bars: {coverage(*comparison.rules)} "
         f"intervals, {', '.join(numbers)} a point. Above the points: what (1 + token cost) changes by. The "
@@ -180,7 +219,13 @@ def _draw_line(axis: Any, line: Line, panel: canvas.Panel, look: canvas.Look) ->
     if line.intercept is not None and line.slope is not None:
         places = np.geomspace(panel.x[0], panel.x[-1], 40)
         costs = np.expm1(line.intercept + line.slope * np.log10(places))
-        axis.plot(places, costs, color=look["color"], linewidth=0.9, linestyle=look["linestyle"])
+        axis.plot(
+            places,
+            costs,
+            color=look["color"],
+            linewidth=0.9,
+            linestyle=look["linestyle"],
+        )
 
 
 @canvas.drawing
@@ -189,7 +234,9 @@ def draw_front(search: SearchResult) -> canvas.Picture | None:
     # Not at the top: it loads what runs a search, and a report needs none of it.
     from ablate.search.halving import short_tokens
 
-    rungs = [rung for rung in search.rungs if any(point.end == "ok" for point in rung.points)]
+    rungs = [
+        rung for rung in search.rungs if any(point.end == "ok" for point in rung.points)
+    ]
     if not rungs:
         return None
     names = [search.baseline]
@@ -201,7 +248,10 @@ def draw_front(search: SearchResult) -> canvas.Picture | None:
     for axis, rung in zip(axes, rungs, strict=True):
         for point in rung.points:
             if point.end == "ok":
-                look = {"marker": "s" if point.started_from else "o", "color": canvas.CONTEXT}
+                look = {
+                    "marker": "s" if point.started_from else "o",
+                    "color": canvas.CONTEXT,
+                }
                 if point.on_front or point.is_baseline:
                     look = looks[point.name]
                 axis.plot(
@@ -228,7 +278,9 @@ def draw_front(search: SearchResult) -> canvas.Picture | None:
         if search.objective == "token_cost":
             canvas.percent_ticks(axis.yaxis)
     axes[0].set_ylabel(search.value_words)
-    canvas.legend(figure, {name: look | {"linestyle": "none"} for name, look in looks.items()})
+    canvas.legend(
+        figure, {name: look | {"linestyle": "none"} for name, look in looks.items()}
+    )
     caption = (
         f"Each point: one run of one recipe (n{NBSP}={NBSP}1 seed), so distances within a run's noise mean "
         f"nothing. Step time: modelled on {search.hardware} at {search.shapes}, over that of "

@@ -20,7 +20,13 @@ import numpy as np
 from ablate.reports.findings.arms import against, arm_runs, bf16_ends, compare_arms
 from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
 from ablate.reports.findings.power import power_of
-from ablate.reports.findings.results import Analysis, ArmResult, Resolution, TunedArm, TuningResult
+from ablate.reports.findings.results import (
+    Analysis,
+    ArmResult,
+    Resolution,
+    TunedArm,
+    TuningResult,
+)
 from ablate.reports.findings.speed import (
     alone_speed,
     judge_throughput,
@@ -29,7 +35,14 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
     timing_of_runs,
 )
-from ablate.results.cost import NEAR_BUDGET, Cost, limited_figure, log_tokens, mean_tokens, standing
+from ablate.results.cost import (
+    NEAR_BUDGET,
+    Cost,
+    limited_figure,
+    log_tokens,
+    mean_tokens,
+    standing,
+)
 from ablate.results.ends import comparisons, find_set_apart, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
@@ -82,7 +95,9 @@ def _analyse(frames: StudyFrames) -> Analysis:
         by_origin[origin] = arm_runs(frames, apart, origin)
         by_bf16[origin] = bf16_ends(frames, apart, origin)
         groups[origin] = {
-            name: arm for name, arm in by_origin[origin].items() if name in names | {plan.baseline}
+            name: arm
+            for name, arm in by_origin[origin].items()
+            if name in names | {plan.baseline}
         }
         compared |= compare_arms(groups[origin], by_bf16[origin], plan)
     baseline = by_origin[plan.counted_from(plan.baseline)][plan.baseline]
@@ -109,7 +124,9 @@ def _analyse(frames: StudyFrames) -> Analysis:
     }
     environments = list(frames.environments.values())
     curves = [run for arm in by_origin[0].values() for run in arm.used]
-    ended = [run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix]
+    ended = [
+        run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix
+    ]
     return Analysis(
         plan=plan,
         arms=tuple(arms),
@@ -121,13 +138,20 @@ def _analyse(frames: StudyFrames) -> Analysis:
         environments=_machines(environments),
         backends=_backends(environments),
         failed_self_tests=sum(
-            any(not test.passed for test in environment.self_tests or ()) for environment in environments
+            any(not test.passed for test in environment.self_tests or ())
+            for environment in environments
         ),
         accumulators=_accumulators(frames),
-        resumed_differently=sum(bool(ran_on.whole.get("resumed_differently")) for ran_on in environments),
+        resumed_differently=sum(
+            bool(ran_on.whole.get("resumed_differently")) for ran_on in environments
+        ),
         log_notes=_log_notes(frames),
         markers=tuple(
-            dict.fromkeys(marker for ran_on in environments for marker in ran_on.whole.get("markers") or ())
+            dict.fromkeys(
+                marker
+                for ran_on in environments
+                for marker in ran_on.whole.get("markers") or ()
+            )
         ),
         set_apart=set_apart,
         last_ended_unix=max(ended, default=None),
@@ -137,7 +161,11 @@ def _analyse(frames: StudyFrames) -> Analysis:
 
 
 def _with_figures(
-    arm: ArmResult, base: ArmResult, plan: LockedPlan, timing: RunTiming, throughput: Throughput | None
+    arm: ArmResult,
+    base: ArmResult,
+    plan: LockedPlan,
+    timing: RunTiming,
+    throughput: Throughput | None,
 ) -> ArmResult:
     """Add an arm's own figures. ``base``: the baseline, counted from the same place."""
     base_runs = base.used[: arm.seeds]
@@ -147,11 +175,16 @@ def _with_figures(
     if plan.target is None:
         mean = Interval(note=NO_TARGET)
         if not is_baseline:
-            cost = Cost(kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+            cost = Cost(
+                kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline
+            )
     # Logs do not say the budget of a run that ended at its hit.
     elif cost.kind == "interval" and timing.kind != "logged":
         runs = (*arm.used, *base_runs)
-        cost = replace(cost, near_budget=any(_is_near_budget(run, arm.counted_from) for run in runs))
+        cost = replace(
+            cost,
+            near_budget=any(_is_near_budget(run, arm.counted_from) for run in runs),
+        )
     final = final_loss(arm.used, arm.alpha)
     arm = replace(arm, tokens_to_target=mean, token_cost=cost, final_loss=final)
     rates = {} if throughput is None else throughput.tokens_per_sec
@@ -165,7 +198,9 @@ def _with_figures(
         )
         arm = replace(arm, measured=measured)
     elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        measured = measured_speed(arm.used, base_runs, method_of(plan, arm.counted_from))
+        measured = measured_speed(
+            arm.used, base_runs, method_of(plan, arm.counted_from)
+        )
         # Logs may have no times.
         if measured.throughput.estimate is not None:
             arm = replace(arm, measured=measured)
@@ -177,12 +212,16 @@ def _with_figures(
         if figure is not None and figure.variance:
             limited = (figure, limit)
     if arm.stopped is None:
-        arm = replace(arm, power=power_of(cost, arm.used, base_runs, limited, arm.alpha))
+        arm = replace(
+            arm, power=power_of(cost, arm.used, base_runs, limited, arm.alpha)
+        )
     if arm.config is None:
         return arm
     modelled: tuple[Modelled, ...] = ()
     if base.config is not None:
-        modelled = modelled_speed(arm.config, base.config, tokens_to_target=mean.estimate, cost=cost)
+        modelled = modelled_speed(
+            arm.config, base.config, tokens_to_target=mean.estimate, cost=cost
+        )
     return replace(
         arm,
         fp4_share=share_in_fp4(arm.config),
@@ -206,7 +245,9 @@ def _log_notes(frames: StudyFrames) -> tuple[str, ...]:
     return tuple(notes_of(notes))
 
 
-def _machines(environments: Sequence[Environment]) -> tuple[tuple[dict[str, Any], int], ...]:
+def _machines(
+    environments: Sequence[Environment],
+) -> tuple[tuple[dict[str, Any], int], ...]:
     """Return each environment that differs, and its number of runs.
 
     The back end belongs to an arm's recipe, and which of several equal GPUs to the run; neither makes the
@@ -215,7 +256,11 @@ def _machines(environments: Sequence[Environment]) -> tuple[tuple[dict[str, Any]
     machines: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     for environment in environments:
-        machine = {key: value for key, value in environment.whole.items() if key not in _OF_THE_RUN}
+        machine = {
+            key: value
+            for key, value in environment.whole.items()
+            if key not in _OF_THE_RUN
+        }
         text = json.dumps(machine, sort_keys=True)
         machines.setdefault(text, machine)
         counts[text] += 1
@@ -228,7 +273,9 @@ def _backends(environments: Sequence[Environment]) -> tuple[tuple[str, int], ...
     for environment in environments:
         texts = {}
         for choice in environment.backend_choices or ():
-            texts[f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"] = 1
+            texts[
+                f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"
+            ] = 1
         counts.update(texts)
     return tuple(counts.items())
 
@@ -263,7 +310,10 @@ def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resol
 
 
 def _tuned(
-    tuning: LockedTuning, baseline: str, at_own_values: Analysis, at_tuned_values: Analysis
+    tuning: LockedTuning,
+    baseline: str,
+    at_own_values: Analysis,
+    at_tuned_values: Analysis,
 ) -> TuningResult:
     """Put both comparisons of a tuned study side by side: at its own values, and at those found."""
     own_arms = {arm.name: arm for arm in at_own_values.arms}
@@ -277,7 +327,9 @@ def _tuned(
     return TuningResult(
         plan=tuning,
         share=tuning.tokens / budget if budget else None,
-        total_tokens=sum(trial.tokens for group in tuning.groups for trial in group.trials),
+        total_tokens=sum(
+            trial.tokens for group in tuning.groups for trial in group.trials
+        ),
         run_tokens=sum(run.trained for arm in at_tuned_values.arms for run in arm.runs),
         arms=tuple(arms),
         others=tuple(arm for arm in at_own_values.arms if arm.name not in tuned_arms),

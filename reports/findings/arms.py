@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from ablate.store.plan_file import LockedPlan
 
 
-def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, ArmResult]:
+def arm_runs(
+    frames: StudyFrames, apart: Collection[str], origin: int
+) -> dict[str, ArmResult]:
     """Collect the runs of every arm, counted from ``origin``, in the order of the plan.
 
     ``apart``: the runs that do not count as results. The arms have no figures yet.
@@ -43,7 +45,9 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     for run in run_ends(frames, apart, origin):
         runs[run.arm].append(run)
     counted_here = {plan.baseline, *origins(plan)[origin]}
-    runs_counted_here = {arm: arm_runs for arm, arm_runs in runs.items() if arm in counted_here}
+    runs_counted_here = {
+        arm: arm_runs for arm, arm_runs in runs.items() if arm in counted_here
+    }
     stops = decide_stops(plan, runs_counted_here, origin).stopped
     configs = read_configs(frames.configs)
     arms = {}
@@ -51,7 +55,9 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
         stop = stops.get(arm.name)
         for place, run in enumerate(runs[arm.name]):
             if is_unused(place, run, stop):
-                runs[arm.name][place] = replace(run, **vars(Outcome(seed=run.seed, end="unused")))
+                runs[arm.name][place] = replace(
+                    run, **vars(Outcome(seed=run.seed, end="unused"))
+                )
         arms[arm.name] = ArmResult(
             planned=arm,
             runs=tuple(runs[arm.name]),
@@ -63,7 +69,9 @@ def arm_runs(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[s
     return arms
 
 
-def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, ArmResult]:
+def against(
+    base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan
+) -> dict[str, ArmResult]:
     """Add to the other arms their token cost and loss difference over ``base``.
 
     Over as many seeds as count on both sides. An arm that was stopped
@@ -71,7 +79,11 @@ def against(base: ArmResult, arms: Mapping[str, ArmResult], plan: LockedPlan) ->
     moderate each other.
     """
     method = method_of(plan, base.counted_from)
-    seeds = {name: _fewer(arm.seeds, base.seeds) for name, arm in arms.items() if arm is not base}
+    seeds = {
+        name: _fewer(arm.seeds, base.seeds)
+        for name, arm in arms.items()
+        if arm is not base
+    }
     compared = {}
     for look in dict.fromkeys(seeds.values()):
         sides = {}
@@ -121,7 +133,10 @@ def compare_arms(
     moved = {}
     if plan.target is not None:
         moved = move_target(
-            {name: (arm.used, base.used[: arm.seeds]) for name, arm in compared.items()},
+            {
+                name: (arm.used, base.used[: arm.seeds])
+                for name, arm in compared.items()
+            },
             plan.target.val_loss,
             method_of(plan, base.counted_from),
             plan.target.crossing,
@@ -131,17 +146,24 @@ def compare_arms(
     return compared
 
 
-def bf16_ends(frames: StudyFrames, apart: Collection[str], origin: int) -> dict[str, RunResult]:
+def bf16_ends(
+    frames: StudyFrames, apart: Collection[str], origin: int
+) -> dict[str, RunResult]:
     """Map run ids to how each run has ended by its evaluations in bf16; empty without any."""
     if BF16_LOSS not in frames.evals:
         return {}
     evals = frames.evals.dropna(subset=[BF16_LOSS])
     by_bf16 = replace(frames, evals=evals.assign(val_loss=evals[BF16_LOSS]))
-    return {run.run_id: run for run in run_ends(by_bf16, apart, origin) if len(run.tokens)}
+    return {
+        run.run_id: run for run in run_ends(by_bf16, apart, origin) if len(run.tokens)
+    }
 
 
 def _evaluate_in_bf16(
-    base: ArmResult, arms: Mapping[str, ArmResult], by_bf16: Mapping[str, RunResult], plan: LockedPlan
+    base: ArmResult,
+    arms: Mapping[str, ArmResult],
+    by_bf16: Mapping[str, RunResult],
+    plan: LockedPlan,
 ) -> dict[str, InBf16]:
     """Compare arms with the baseline by their evaluations in bf16; arms without any are left out.
 
@@ -156,9 +178,12 @@ def _evaluate_in_bf16(
         return {}
     compared = against(with_bf16[base.name], with_bf16, plan)
     method = method_of(plan, base.counted_from)
-    sides = {name: (arms[name].used, base.used[: arms[name].seeds]) for name in compared}
+    sides = {
+        name: (arms[name].used, base.used[: arms[name].seeds]) for name in compared
+    }
     gaps = {
-        name: (_gaps(runs, by_bf16), _gaps(base_runs, by_bf16)) for name, (runs, base_runs) in sides.items()
+        name: (_gaps(runs, by_bf16), _gaps(base_runs, by_bf16))
+        for name, (runs, base_runs) in sides.items()
     }
     differences = final_differences(gaps, replace(method, moderated=False))
     results = {}
@@ -179,7 +204,9 @@ def _evaluate_in_bf16(
     return results
 
 
-def _gaps(runs: Sequence[RunResult], by_bf16: Mapping[str, RunResult]) -> list[RunResult]:
+def _gaps(
+    runs: Sequence[RunResult], by_bf16: Mapping[str, RunResult]
+) -> list[RunResult]:
     """Return each run's loss by its own evaluation minus the loss in bf16, as curves."""
     gaps = []
     for run in runs:
@@ -191,15 +218,26 @@ def _gaps(runs: Sequence[RunResult], by_bf16: Mapping[str, RunResult]) -> list[R
 
 
 def _tokens_alone(
-    sides: Sequence[Sequence[RunResult]], by_bf16: Mapping[str, RunResult], method: Method
+    sides: Sequence[Sequence[RunResult]],
+    by_bf16: Mapping[str, RunResult],
+    method: Method,
 ) -> Interval:
     """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
     logs = []
     for runs in sides:
-        pairs = [(run, by_bf16[run.run_id]) for run in with_result(runs) if run.run_id in by_bf16]
+        pairs = [
+            (run, by_bf16[run.run_id])
+            for run in with_result(runs)
+            if run.run_id in by_bf16
+        ]
         if not pairs:
             return Interval(note="no results")
         if not all(run.exact and in_bf16.exact for run, in_bf16 in pairs):
             return Interval(note="not every run reached the target by both evaluations")
-        logs.append([(run.seed, math.log(run.high) - math.log(in_bf16.high)) for run, in_bf16 in pairs])
+        logs.append(
+            [
+                (run.seed, math.log(run.high) - math.log(in_bf16.high))
+                for run, in_bf16 in pairs
+            ]
+        )
     return change_interval(contrast(*logs, paired=method.paired).estimate, method.alpha)

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError, cut
 from ablate.results.cost import Cost
-from ablate.results.intervals import TOO_LARGE, Interval, combination, combined_interval, exponential
+from ablate.results.intervals import (
+    TOO_LARGE,
+    Interval,
+    combination,
+    combined_interval,
+    exponential,
+)
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
@@ -127,7 +133,9 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
     units = dict.fromkeys(analysis.plan.unit for analysis in analyses)
     if len(units) > 1:
         hint = "name studies whose losses are in one unit"
-        raise UserError(f"losses in {' and '.join(units)} cannot be compared", hint=hint)
+        raise UserError(
+            f"losses in {' and '.join(units)} cannot be compared", hint=hint
+        )
     placed = [_placed(analysis) for analysis in analyses]
     axis: Axis = ""
     places = [1, 10]
@@ -141,7 +149,9 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
     arms = []
     left_out = {}
     differs = study_differences(analyses, frames)
-    for name in dict.fromkeys(arm.name for analysis in analyses for arm in analysis.others):
+    for name in dict.fromkeys(
+        arm.name for analysis in analyses for arm in analysis.others
+    ):
         results = [analysis.other(name) for analysis in analyses]
         strictest = min(result.alpha for result in results if result is not None)
         costs = [None if result is None else result.token_cost for result in results]
@@ -151,7 +161,9 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
             token_cost=line_through(costs, places, strictest),
             loss_gap=line_through(gaps, places, strictest),
         )
-        reason = _why_left_out(arm, results, [analysis.baseline_arm for analysis in analyses], axis)
+        reason = _why_left_out(
+            arm, results, [analysis.baseline_arm for analysis in analyses], axis
+        )
         if reason:
             left_out[name] = reason
             continue
@@ -160,7 +172,10 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
             None if result is None else _settings(result, frame)
             for result, frame in zip(results, frames, strict=True)
         ]
-        differs |= {f"{name}: {key}": values for key, values in _differing(settings, results).items()}
+        differs |= {
+            f"{name}: {key}": values
+            for key, values in _differing(settings, results).items()
+        }
     if not arms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
@@ -168,7 +183,11 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
             hint=f"arms are matched by name; {cut(reasons, 300) or 'the studies have a baseline alone'}",
         )
     if axis == "parameters":
-        differs = {key: values for key, values in differs.items() if not key.startswith("model.")}
+        differs = {
+            key: values
+            for key, values in differs.items()
+            if not key.startswith("model.")
+        }
     elif axis == "tokens":
         differs.pop("training.tokens", None)
     return Comparison(
@@ -214,13 +233,22 @@ def _axis(studies: Sequence[PlacedStudy]) -> Axis:
 
 
 def _why_left_out(
-    arm: ComparedArm, results: Sequence[ArmResult | None], baselines: Sequence[ArmResult], axis: Axis
+    arm: ComparedArm,
+    results: Sequence[ArmResult | None],
+    baselines: Sequence[ArmResult],
+    axis: Axis,
 ) -> str:
     """Say why an arm has no line; empty if it has one."""
-    pairs = [(result, base) for result, base in zip(results, baselines, strict=True) if result is not None]
+    pairs = [
+        (result, base)
+        for result, base in zip(results, baselines, strict=True)
+        if result is not None
+    ]
     run_ids = [run.run_id for base in baselines for run in base.runs]
     run_ids += [run.run_id for result, _ in pairs for run in result.runs]
-    if axis and any(_model(result) not in (None, _model(base)) for result, base in pairs):
+    if axis and any(
+        _model(result) not in (None, _model(base)) for result, base in pairs
+    ):
         return "it changes the model itself"
     if len(pairs) == 1:
         return "in one study only"
@@ -237,16 +265,24 @@ def _parameters(config: RunConfig) -> int | None:
     """Count the parameters of a built-in model; None for any other."""
     if config.trainer is not None or not config.model.is_built_in:
         return None
-    size = model_size(config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len)
+    size = model_size(
+        config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len
+    )
     return size.parameters
 
 
 def _model(arm: ArmResult) -> object:
     """Return what makes the arm's model; None if no run has started."""
-    return arm.config and (arm.config.model, arm.config.trainer, _parameters(arm.config))
+    return arm.config and (
+        arm.config.model,
+        arm.config.trainer,
+        _parameters(arm.config),
+    )
 
 
-def line_through(points: Sequence[Cost | LossDifference | None], places: Sequence[int], alpha: float) -> Line:
+def line_through(
+    points: Sequence[Cost | LossDifference | None], places: Sequence[int], alpha: float
+) -> Line:
     """Fit the line by unweighted least squares, where there are figures at two places."""
     figures = []
     for point, place in zip(points, places, strict=True):
@@ -266,7 +302,8 @@ def line_through(points: Sequence[Cost | LossDifference | None], places: Sequenc
     return Line(
         points=tuple(points),
         change=change,
-        intercept=statistics.fmean(figure.value for _, figure in figures) - slope * middle,
+        intercept=statistics.fmean(figure.value for _, figure in figures)
+        - slope * middle,
         slope=slope,
     )
 
@@ -310,7 +347,9 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
     for key, value in settings.items():
         is_text = isinstance(value, str)
-        texts[key] = value if is_text else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        texts[key] = (
+            value if is_text else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        )
     return texts
 
 
@@ -325,7 +364,9 @@ def _differing(
     differing = {}
     for key in dict.fromkeys(itertools.chain(*known)):
         if len({side.get(key, NOT_TOLD) for side in known}) > 1:
-            differing[key] = tuple(NOT_TOLD if side is None else side.get(key, NOT_TOLD) for side in sides)
+            differing[key] = tuple(
+                NOT_TOLD if side is None else side.get(key, NOT_TOLD) for side in sides
+            )
     words = tuple(NOT_TOLD if arm is None else arm.recipe for arm in arms)
     if "recipe" in differing and len(set(words)) == len(set(differing["recipe"])):
         differing["recipe"] = words

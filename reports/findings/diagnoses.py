@@ -147,7 +147,9 @@ class ArmDiagnosis:
     busiest: Interval | None = None
 
 
-def diagnose_study(store: StudyStore, analysis: Analysis) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
+def diagnose_study(
+    store: StudyStore, analysis: Analysis
+) -> tuple[tuple[ArmDiagnosis, ...], tuple[str, ...]]:
     """Diagnose each arm that has rows; also return a line for each file that is left out."""
     diagnosed = []
     faults = []
@@ -207,7 +209,9 @@ def _map(figure: str, rows: Sequence[Row]) -> Map:
     means = _means(rows, ("layer", "gemm", "tokens"), figure)
     operations = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in rows))
     tokens = tuple(sorted({row["tokens"] for row in rows}))
-    values = tuple(tuple(means.get((*operation, at)) for at in tokens) for operation in operations)
+    values = tuple(
+        tuple(means.get((*operation, at)) for at in tokens) for operation in operations
+    )
     return Map(figure=figure, rows=operations, tokens=tokens, values=values)
 
 
@@ -220,7 +224,10 @@ def _over_noise(row: Row) -> float | None:
 
 
 def _means(
-    rows: Iterable[Row], by: Sequence[str], figure: str, mean: Callable[[Any], float] = statistics.fmean
+    rows: Iterable[Row],
+    by: Sequence[str],
+    figure: str,
+    mean: Callable[[Any], float] = statistics.fmean,
 ) -> dict[tuple[Any, ...], float]:
     """Average the known figures of each group; a group without any is left out."""
     groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
@@ -235,10 +242,13 @@ def _summary(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     largest = max(layers, key=layers.__getitem__)
     operands = []
     for name in OPERANDS[gemm]:
-        operand_rows = [row["operands"][name] for row in rows if name in row["operands"]]
+        operand_rows = [
+            row["operands"][name] for row in rows if name in row["operands"]
+        ]
         if operand_rows:
             figures = {
-                figure: _means(operand_rows, (), figure).get(()) for figure in _Operand.__annotations__
+                figure: _means(operand_rows, (), figure).get(())
+                for figure in _Operand.__annotations__
             }
             operands.append(OperandSummary(operand=name, **figures))
     return GemmSummary(
@@ -254,7 +264,9 @@ def _summary(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
     )
 
 
-def _over_runs(rows: Iterable[Row], figure: str, mean: Callable[[Any], float] = statistics.fmean) -> Interval:
+def _over_runs(
+    rows: Iterable[Row], figure: str, mean: Callable[[Any], float] = statistics.fmean
+) -> Interval:
     """Return the mean over runs with its interval, but without a note; empty without a known figure."""
     means = _means(rows, ("run",), figure, mean)
     return replace(mean_interval(list(means.values())), note=None)

@@ -26,9 +26,21 @@ if TYPE_CHECKING:
 
 Gemms = tuple[Gemm, ...]
 PLAIN = "none"
-_OF_THE_STABILISER = ("rounding", "prescale", "undo", "hadamard", "signs", "permute", "rotated_bf16")
+_OF_THE_STABILISER = (
+    "rounding",
+    "prescale",
+    "undo",
+    "hadamard",
+    "signs",
+    "permute",
+    "rotated_bf16",
+)
 _SIDES = ("left", "right")
-_STOCHASTIC = {"stochastic_rocm": "SR(rocm)", "stochastic_8bit": "SR8", "stochastic": "SR"}
+_STOCHASTIC = {
+    "stochastic_rocm": "SR(rocm)",
+    "stochastic_8bit": "SR8",
+    "stochastic": "SR",
+}
 
 
 class RecipeKind(NamedTuple):
@@ -108,7 +120,9 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     return RecipeKind(formats.pop(), tuple(gemms), "+".join(parts) or PLAIN)
 
 
-_AMD = "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
+_AMD = (
+    "Llama 3.1 8B, C4, against FP8, MI355X; seeds not given (arXiv 2605.09825, table 1)"
+)
 _TSENG = "GPT on Wikipedia, against BF16; one run (Tseng et al., arXiv 2502.20586)"
 _NVIDIA = "12B hybrid, 10T tokens, against FP8; one run (NVIDIA, arXiv 2509.25149)"
 _MLPERF = (
@@ -117,14 +131,22 @@ _MLPERF = (
 )
 _PLAIN_BACKWARD = RecipeKind("mxfp4", GEMMS[1:], PLAIN)
 _PUBLISHED = (
-    ("amd-f amd-f-sr amd-f-rht16 amd-fdw-dht16 amd-fdw-dht32", "8–9 % more tokens", _AMD),
+    (
+        "amd-f amd-f-sr amd-f-rht16 amd-fdw-dht16 amd-fdw-dht32",
+        "8–9 % more tokens",
+        _AMD,
+    ),
     ("amd-fd amd-fd-sr amd-fd-rht16", "10–11 % more tokens", _AMD),
     ("amd-fdw", "26–27 % more tokens", _AMD),
     ("amd-fdw-sr amd-fdw-rht16", "does not converge", _AMD),
     ("", "+0.11 nats (345M)", _TSENG),
     ("tseng-rht", "+0.02 nats (345M)", _TSENG),
     ("tseng", "+0.02 nats (345M), 0.00 (1.3B), 0.00 (6.7B)", _TSENG),
-    ("nvidia-nvfp4", "relative loss error under 1 %, about 1.5 % in the decay", _NVIDIA),
+    (
+        "nvidia-nvfp4",
+        "relative loss error under 1 %, about 1.5 % in the decay",
+        _NVIDIA,
+    ),
     ("nvidia-nvfp4", "9.0 % ± 0.6 more tokens", _MLPERF),
 )
 """The presets of a figure (none: ``_PLAIN_BACKWARD``), the figure, and the source's setting."""
@@ -141,7 +163,9 @@ def published_for(recipe: Recipe) -> tuple[Published, ...]:
     return tuple(published)
 
 
-def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]) -> tuple[Step, ...]:
+def find_steps(
+    configs: Mapping[str, RecordedConfig], cost: Callable[[str, str], Cost]
+) -> tuple[Step, ...]:
     """Find every pair of arms in which the second has exactly one more GEMM in FP4, all else equal.
 
     ``cost``: returns the token cost of its second arm over its first.
@@ -157,14 +181,25 @@ def find_steps(configs: Mapping[str, RecordedConfig], cost: Callable[[str, str],
         if settings[first] == settings[second]:
             gemm = _gained_gemm(recipes[first], recipes[second])
             if gemm is not None:
-                steps.append(Step(gemm=gemm, from_arm=first, to_arm=second, cost=cost(first, second)))
+                steps.append(
+                    Step(
+                        gemm=gemm,
+                        from_arm=first,
+                        to_arm=second,
+                        cost=cost(first, second),
+                    )
+                )
     return tuple(steps)
 
 
 def _gained_gemm(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
     """Return the GEMM that alone differs, and that only the second recipe has in FP4; None without one."""
     # An empty rule, phase or other part of a recipe is equal to a missing one.
-    changed = [key for key in {**first, **second} if (first.get(key) or None) != (second.get(key) or None)]
+    changed = [
+        key
+        for key in {**first, **second}
+        if (first.get(key) or None) != (second.get(key) or None)
+    ]
     if len(changed) != 1 or changed[0] not in GEMMS:
         return None
     gemm = changed[0]
@@ -181,8 +216,16 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
     if len(gemms) < 2 or any(step.cost.kind != "interval" for step in steps):
         return None
     for gemm in sorted(gemms):
-        lows = [step.cost.low for step in steps if step.gemm == gemm and step.cost.low is not None]
-        highs = [step.cost.high for step in steps if step.gemm != gemm and step.cost.high is not None]
+        lows = [
+            step.cost.low
+            for step in steps
+            if step.gemm == gemm and step.cost.low is not None
+        ]
+        highs = [
+            step.cost.high
+            for step in steps
+            if step.gemm != gemm and step.cost.high is not None
+        ]
         if min(lows) > max(highs):
             return gemm
     return None
@@ -208,11 +251,16 @@ class _Cell:
         return (
             self.settings == other.settings
             and (self.gemms, self.stabiliser) != (other.gemms, other.stabiliser)
-            and all(other.policies.get(key, policy) == policy for key, policy in self.policies.items())
+            and all(
+                other.policies.get(key, policy) == policy
+                for key, policy in self.policies.items()
+            )
         )
 
 
-def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()) -> tuple[Matrix, ...]:
+def find_matrices(
+    configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()
+) -> tuple[Matrix, ...]:
     """Find the matrices of at least 2 × 2 with an arm in more than half of their cells.
 
     ``configs``: of the arms, in the study's order. ``free``: training fields in which arms may differ,
@@ -235,16 +283,24 @@ def find_matrices(configs: Mapping[str, RecordedConfig], *, free: Collection[str
 def _matrix_of(cells: Sequence[_Cell]) -> Matrix | None:
     """Return the matrix of these cells; None if it is smaller than 2 × 2 or more than half empty."""
     arms = {(cell.gemms, cell.stabiliser): cell.arm for cell in cells}
-    gemms = sorted({row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row)))
+    gemms = sorted(
+        {row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row))
+    )
     stabilisers = list(dict.fromkeys(column for _, column in arms))
     stabilisers.sort(key=lambda column: column != PLAIN)
-    if len(gemms) < 2 or len(stabilisers) < 2 or 2 * len(arms) <= len(gemms) * len(stabilisers):
+    if (
+        len(gemms) < 2
+        or len(stabilisers) < 2
+        or 2 * len(arms) <= len(gemms) * len(stabilisers)
+    ):
         return None
     return Matrix(
         format=cells[0].format,
         gemms=tuple(gemms),
         stabilisers=tuple(stabilisers),
-        arms=tuple(tuple(arms.get((row, column)) for column in stabilisers) for row in gemms),
+        arms=tuple(
+            tuple(arms.get((row, column)) for column in stabilisers) for row in gemms
+        ),
     )
 
 
@@ -259,7 +315,9 @@ def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell |
         return None
     stabiliser = kind.stabiliser
     if recipe.deoscillate is not None:
-        stabiliser = "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
+        stabiliser = (
+            "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
+        )
     rest = asdict(recipe)
     del rest["deoscillate"]
     policies = {}
@@ -270,7 +328,9 @@ def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell |
             for side, key in itertools.product(_SIDES, _OF_THE_STABILISER):
                 del policy[side][key]
         policies[gemm, is_fp4] = policy
-    training = {key: value for key, value in (config.training or {}).items() if key not in free}
+    training = {
+        key: value for key, value in (config.training or {}).items() if key not in free
+    }
     settings = config.whole | {"training": training, "recipe": rest, "seed": None}
     return _Cell(
         arm=arm,

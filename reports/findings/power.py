@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import nctdtr
 
-from ablate.plan.estimate import quantile
 from ablate.results.cost import is_settled, stands
-from ablate.results.intervals import ALPHA
+from ablate.results.intervals import ALPHA, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +124,12 @@ def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
     edge = quantile(degrees, 2 * ALPHA)
     if abs(effect) > limit:
         return 1 - _below(edge, degrees, abs(effect) - limit)
-    return max(0.0, 1 - _below(edge, degrees, limit + effect) - _below(edge, degrees, limit - effect))
+    return max(
+        0.0,
+        1
+        - _below(edge, degrees, limit + effect)
+        - _below(edge, degrees, limit - effect),
+    )
 
 
 def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:

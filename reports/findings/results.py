@@ -237,7 +237,9 @@ class Analysis:
     @property
     def has_curves(self) -> bool:
         """Whether losses have token counts; imported final losses do not."""
-        return self.plan.target is not None or any(curve.tokens.any() for curve in self.curves)
+        return self.plan.target is not None or any(
+            curve.tokens.any() for curve in self.curves
+        )
 
     @property
     def is_moderated(self) -> bool:

@@ -91,26 +91,40 @@ class SearchResult:
     @property
     def last(self) -> Rung:
         """The largest budget with points; the first budget if none has any."""
-        return next((rung for rung in reversed(self.rungs) if rung.points), self.rungs[0])
+        return next(
+            (rung for rung in reversed(self.rungs) if rung.points), self.rungs[0]
+        )
 
     @property
     def is_done(self) -> bool:
         """Whether every budget has its trials and none is open."""
-        return all(rung.points and all(point.end != "open" for point in rung.points) for rung in self.rungs)
+        return all(
+            rung.points and all(point.end != "open" for point in rung.points)
+            for rung in self.rungs
+        )
 
     @property
     def value_words(self) -> str:
         """The name of the value, with its unit."""
-        return f"validation loss ({self.loss_unit})" if self.objective == "loss" else "token cost"
+        return (
+            f"validation loss ({self.loss_unit})"
+            if self.objective == "loss"
+            else "token cost"
+        )
 
 
-def result_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> SearchResult:
+def result_of(
+    planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]
+) -> SearchResult:
     """Collect the result of a search from its plan and the trials of each budget."""
     search = planned.search
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
         front = {trial.number for trial in next(fronts(trials), [])}
-        points = [_point(planned, budget, trial, on_front=trial.number in front) for trial in trials]
+        points = [
+            _point(planned, budget, trial, on_front=trial.number in front)
+            for trial in trials
+        ]
         rungs.append(Rung(tokens=budget, points=tuple(points)))
     first = budgets[0]
     return SearchResult(
@@ -135,7 +149,9 @@ def result_of(planned: SearchPlan, budgets: Sequence[Sequence[FrozenTrial]]) -> 
     )
 
 
-def _point(planned: SearchPlan, budget: int, trial: FrozenTrial, *, on_front: bool) -> TrialPoint:
+def _point(
+    planned: SearchPlan, budget: int, trial: FrozenTrial, *, on_front: bool
+) -> TrialPoint:
     arm = planned.arm(budget, candidate_of(trial))
     no_level = IRRELEVANT if trial.params else NOT_TOLD
     return TrialPoint(
@@ -143,7 +159,10 @@ def _point(planned: SearchPlan, budget: int, trial: FrozenTrial, *, on_front: bo
         name=arm.name,
         recipe=arm.recipe,
         run_id=arm.runs[0].id,
-        levels={factor: trial.params.get(factor, no_level) for factor in planned.search.factors},
+        levels={
+            factor: trial.params.get(factor, no_level)
+            for factor in planned.search.factors
+        },
         started_from=arm.name in planned.first,
         is_baseline=arm.name == planned.baseline,
         on_front=on_front,

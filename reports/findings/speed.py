@@ -19,7 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ablate.modelled.speed import HARDWARE, fp4_share, seconds_range, speed_up, token_time, workload_of
+from ablate.modelled.speed import (
+    HARDWARE,
+    fp4_share,
+    seconds_range,
+    speed_up,
+    token_time,
+    workload_of,
+)
 from ablate.results.ends import trained_on
 from ablate.results.intervals import (
     ALPHA,
@@ -109,7 +116,9 @@ class Modelled:
     hours: Interval
 
 
-def timing_of_runs(environments: Mapping[str, Environment], plan: LockedPlan) -> RunTiming:
+def timing_of_runs(
+    environments: Mapping[str, Environment], plan: LockedPlan
+) -> RunTiming:
     """Say where the runs' tokens/s come from."""
     modes = {environment.backend_mode for environment in environments.values()}
     if "imported" in modes:
@@ -122,7 +131,11 @@ def timing_of_runs(environments: Mapping[str, Environment], plan: LockedPlan) ->
 def _untold(plan: LockedPlan) -> dict[str, str]:
     """Map the arms whose logs do not say that they had the baseline's hardware to the reason."""
     # ``differs`` is relative to the baseline now in use, which need not be the study's own.
-    pairs = {arm.name: arm.differs["hardware"] for arm in plan.arms if "hardware" in arm.differs}
+    pairs = {
+        arm.name: arm.differs["hardware"]
+        for arm in plan.arms
+        if "hardware" in arm.differs
+    }
     base_hardware = plan.training.get("hardware")
     if pairs:
         base_hardware = next(iter(pairs.values()))[0]
@@ -136,13 +149,17 @@ def _untold(plan: LockedPlan) -> dict[str, str]:
                 "(`ablate import --hardware`)"
             )
         elif hardware != base_hardware:
-            reasons[arm.name] = f"{arm.name} was trained on {hardware}, {plan.baseline} on {base_hardware}"
+            reasons[arm.name] = (
+                f"{arm.name} was trained on {hardware}, {plan.baseline} on {base_hardware}"
+            )
     if len(reasons) == len(plan.arms) - 1:
         reasons.setdefault(plan.baseline, "no arm to compare it with")
     return reasons
 
 
-def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throughput | None:
+def judge_throughput(
+    frames: StudyFrames, *, left_out: Collection[str]
+) -> Throughput | None:
     """Decide for which arms the record of ``ablate check steps STUDY`` counts; None without a record.
 
     ``left_out``: the runs that are not pooled.
@@ -152,10 +169,14 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
         return None
     speeds = {speed.arm: speed for speed in record.arms}
     reasons = {
-        arm.name: _why_not_used(arm, speeds.get(arm.name), frames, left_out) for arm in frames.plan.arms
+        arm.name: _why_not_used(arm, speeds.get(arm.name), frames, left_out)
+        for arm in frames.plan.arms
     }
     if reasons[frames.plan.baseline]:
-        reasons = {name: reason or "no baseline to compare it with" for name, reason in reasons.items()}
+        reasons = {
+            name: reason or "no baseline to compare it with"
+            for name, reason in reasons.items()
+        }
     return Throughput(
         device=record.device.name,
         arch=record.device.arch,
@@ -163,12 +184,18 @@ def judge_throughput(frames: StudyFrames, *, left_out: Collection[str]) -> Throu
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        tokens_per_sec={name: speeds[name].tokens_per_sec for name, reason in reasons.items() if not reason},
+        tokens_per_sec={
+            name: speeds[name].tokens_per_sec
+            for name, reason in reasons.items()
+            if not reason
+        },
         not_used={name: reason for name, reason in reasons.items() if reason},
     )
 
 
-def _why_not_used(arm: LockedArm, speed: Speed | None, frames: StudyFrames, left_out: Collection[str]) -> str:
+def _why_not_used(
+    arm: LockedArm, speed: Speed | None, frames: StudyFrames, left_out: Collection[str]
+) -> str:
     """Say why an arm's timing does not count; empty if it does."""
     record = frames.throughput
     if record is None or speed is None:
@@ -181,7 +208,11 @@ def _why_not_used(arm: LockedArm, speed: Speed | None, frames: StudyFrames, left
         return "timed with another configuration than its runs have"
     for run in arm.runs:
         environment = frames.environments.get(run.id)
-        if environment is None or run.id in left_out or not frames.runs[run.id].has_result:
+        if (
+            environment is None
+            or run.id in left_out
+            or not frames.runs[run.id].has_result
+        ):
             continue
         device = trained_on(environment)
         if environment.backend_mode != "native":
@@ -193,7 +224,9 @@ def _why_not_used(arm: LockedArm, speed: Speed | None, frames: StudyFrames, left
     return ""
 
 
-def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], method: Method) -> Measured:
+def measured_speed(
+    arm: Sequence[RunResult], baseline: Sequence[RunResult], method: Method
+) -> Measured:
     """Compute the speed as logged; no figure if any run lacks a throughput."""
 
     def ratio(log_figure: Callable[[RunResult], float | None]) -> Interval:
@@ -209,7 +242,12 @@ def measured_speed(arm: Sequence[RunResult], baseline: Sequence[RunResult], meth
     if log_seconds:
         log_hours = [seconds - math.log(_HOUR_SEC) for _, seconds in log_seconds]
         hours = exponential(mean_interval(log_hours, method.alpha))
-    return Measured(timed="as logged", throughput=ratio(_log_speed), end_to_end=ratio(_log_pace), hours=hours)
+    return Measured(
+        timed="as logged",
+        throughput=ratio(_log_speed),
+        end_to_end=ratio(_log_pace),
+        hours=hours,
+    )
 
 
 def alone_speed(
@@ -231,13 +269,20 @@ def alone_speed(
         hours = exponential(combined_interval([(1.0, tokens), (-1.0, log_rate)], alpha))
     if cost.kind == "baseline":
         throughput = end_to_end = Interval(estimate=1.0)
-        return Measured(timed="alone", throughput=throughput, end_to_end=end_to_end, hours=hours)
+        return Measured(
+            timed="alone", throughput=throughput, end_to_end=end_to_end, hours=hours
+        )
     ratio = difference(log_rate, base_log_rate)
     end_to_end = Interval(note=cost.note)
     if cost.figure is not None:
-        end_to_end = exponential(combined_interval([(1.0, ratio), (-1.0, cost.figure)], alpha))
+        end_to_end = exponential(
+            combined_interval([(1.0, ratio), (-1.0, cost.figure)], alpha)
+        )
     return Measured(
-        timed="alone", throughput=exponential(t_interval(ratio)), end_to_end=end_to_end, hours=hours
+        timed="alone",
+        throughput=exponential(t_interval(ratio)),
+        end_to_end=end_to_end,
+        hours=hours,
     )
 
 
@@ -248,7 +293,9 @@ def modelled_speed(
 
     Empty if the shapes of a model's layers are not in its configuration.
     """
-    if not arm.model.describes(arm.trainer) or not baseline.model.describes(baseline.trainer):
+    if not arm.model.describes(arm.trainer) or not baseline.model.describes(
+        baseline.trainer
+    ):
         return ()
     work = workload_of(arm)
     base_work = workload_of(baseline)
@@ -260,8 +307,12 @@ def modelled_speed(
         if time is not None and base_time is not None:
             speed = Interval(**vars(speed_up(base_time.by_kernel(), time.by_kernel())))
         if time is not None and tokens_to_target is not None:
-            hours = Interval(**vars(seconds_range(time).times(tokens_to_target / _HOUR_SEC)))
-        modelled.append(Modelled(hardware=hardware, speed=speed, net=_net(speed, cost), hours=hours))
+            hours = Interval(
+                **vars(seconds_range(time).times(tokens_to_target / _HOUR_SEC))
+            )
+        modelled.append(
+            Modelled(hardware=hardware, speed=speed, net=_net(speed, cost), hours=hours)
+        )
     return tuple(modelled)
 
 
@@ -295,8 +346,12 @@ def _net(speed: Interval, cost: Cost) -> Interval:
     net = speed.estimate / factor
     if speed.low is None or speed.high is None or cost.low is None or cost.high is None:
         return Interval(estimate=net)
-    down = math.hypot(math.log(speed.estimate / speed.low), math.log((1 + cost.high) / factor))
-    up = math.hypot(math.log(speed.high / speed.estimate), math.log(factor / (1 + cost.low)))
+    down = math.hypot(
+        math.log(speed.estimate / speed.low), math.log((1 + cost.high) / factor)
+    )
+    up = math.hypot(
+        math.log(speed.high / speed.estimate), math.log(factor / (1 + cost.low))
+    )
     return Interval(estimate=net, low=net * math.exp(-down), high=net * math.exp(up))
 
 

@@ -41,7 +41,9 @@ class Moved:
     @property
     def sweep(self) -> tuple[tuple[float, Cost], ...] | None:
         """Targets with costs, from the first to the last that has an estimate; None without two of them."""
-        exact = [place for place, cost in enumerate(self.costs) if cost.estimate is not None]
+        exact = [
+            place for place, cost in enumerate(self.costs) if cost.estimate is not None
+        ]
         if len(exact) < 2:
             return None
         pairs = tuple(zip(self.targets, self.costs, strict=True))
@@ -63,7 +65,9 @@ def move_target(
             compared[arm] = (_ended(curves), base_ended)
     # An arm is compared with all runs of the baseline, or with the first of them.
     base = max((base_ended for _, base_ended in compared.values()), key=len, default=[])
-    targets = _targets(base, [curve for curves, _ in compared.values() for curve in curves], own)
+    targets = _targets(
+        base, [curve for curves, _ in compared.values() for curve in curves], own
+    )
     if not targets:
         return {}
     base_outcomes = [_outcomes_at(curve, targets, rule) for curve in base]
@@ -72,25 +76,39 @@ def move_target(
         # The runs that diverged come last.
         in_order = sorted(curves, key=lambda curve: curve.end == "diverged")
         if in_order:
-            outcomes_of_runs = [_outcomes_at(curve, targets, rule) for curve in in_order]
+            outcomes_of_runs = [
+                _outcomes_at(curve, targets, rule) for curve in in_order
+            ]
             by_target[arm] = (
                 tuple(zip(*outcomes_of_runs, strict=True)),
                 tuple(zip(*base_outcomes[: len(base_ended)], strict=True)),
             )
     costs: dict[str, list[Cost]] = {arm: [] for arm in by_target}
     for place in range(len(targets)):
-        at_target = {arm: (ends[place], base_ends[place]) for arm, (ends, base_ends) in by_target.items()}
+        at_target = {
+            arm: (ends[place], base_ends[place])
+            for arm, (ends, base_ends) in by_target.items()
+        }
         for arm, cost in token_costs(at_target, method).items():
             costs[arm].append(cost)
     return {
-        arm: Moved(targets=tuple(targets), costs=tuple(costs[arm]), ends=ends, base_ends=base_ends)
+        arm: Moved(
+            targets=tuple(targets),
+            costs=tuple(costs[arm]),
+            ends=ends,
+            base_ends=base_ends,
+        )
         for arm, (ends, base_ends) in by_target.items()
     }
 
 
 def _ended(curves: Sequence[Curve]) -> list[Curve]:
     """Return the runs that diverged, or that have a result and evaluations."""
-    return [curve for curve in with_result(curves) if curve.end == "diverged" or len(curve.loss)]
+    return [
+        curve
+        for curve in with_result(curves)
+        if curve.end == "diverged" or len(curve.loss)
+    ]
 
 
 def _outcomes_at(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Outcome]:
@@ -98,7 +116,12 @@ def _outcomes_at(curve: Curve, targets: Sequence[float], rule: Rule) -> list[Out
     if curve.end == "diverged":
         return [curve] * len(targets)
     ends = outcomes(
-        seed=curve.seed, tokens=curve.tokens, loss=curve.loss, targets=targets, rule=rule, fit=curve.fit
+        seed=curve.seed,
+        tokens=curve.tokens,
+        loss=curve.loss,
+        targets=targets,
+        rule=rule,
+        fit=curve.fit,
     )
     return [end.after(curve.origin) for end in ends]
 
@@ -116,7 +139,9 @@ def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float) -> list
     high = min(float(curve.loss[0]) for curve in (*base, *others) if len(curve.loss))
     within = along[(along >= low) & (along < high)]
     if len(within) > MOST_TARGETS:
-        within = within[np.linspace(0, len(within) - 1, MOST_TARGETS).round().astype(int)]
+        within = within[
+            np.linspace(0, len(within) - 1, MOST_TARGETS).round().astype(int)
+        ]
     if low <= own < high:
         within = np.union1d(within, [own])
     return [float(target) for target in within[::-1]]

@@ -40,7 +40,9 @@ def write_comparison(comparison: Comparison, folder: Path) -> tuple[Path, ...]:
     return write_pages(folder, "compare", values, plain(comparison), parts)
 
 
-def write_search(found: SearchResult, folder: Path, confirm: str | None) -> tuple[Path, ...]:
+def write_search(
+    found: SearchResult, folder: Path, confirm: str | None
+) -> tuple[Path, ...]:
     """Write ``search.json``, ``.md`` and ``.html`` and the figure; return the three.
 
     ``confirm``: the text of a study that confirms the front, for ``confirm.yaml``; None removes that file.

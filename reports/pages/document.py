@@ -134,7 +134,12 @@ def _target_sweep(arm: ArmResult) -> list[dict[str, float | None]] | None:
     if arm.moved is None or arm.moved.sweep is None:
         return None
     return [
-        {"val_loss": target, "estimate": cost.estimate, "low": cost.low, "high": cost.high}
+        {
+            "val_loss": target,
+            "estimate": cost.estimate,
+            "low": cost.low,
+            "high": cost.high,
+        }
         for target, cost in arm.moved.sweep
     ]
 
@@ -255,7 +260,9 @@ _KEYS: dict[type, Keys] = {
         "restricted",
         counted_from_tokens="counted_from",
     ),
-    LossDifference: _keys("estimate", "low", "high", "note", "tokens", "n", "n_baseline"),
+    LossDifference: _keys(
+        "estimate", "low", "high", "note", "tokens", "n", "n_baseline"
+    ),
     Measured: _keys(
         "timed",
         throughput_over_baseline="throughput",
@@ -285,7 +292,9 @@ _KEYS: dict[type, Keys] = {
         arms_at_shared_values="others",
     ),
     GroupTuning: _keys("name", "arms", "shared", "chosen", "trials"),
-    ArmDiagnosis: _keys("arm", "runs", "busiest", "gemms", findings=diagnosis_sentences),
+    ArmDiagnosis: _keys(
+        "arm", "runs", "busiest", "gemms", findings=diagnosis_sentences
+    ),
     SearchResult: _keys(*SearchResult.__dataclass_fields__, "is_done"),
     TrialPoint: _keys(
         "number",
@@ -383,7 +392,9 @@ def plain(value: Any) -> Any:
 
 
 def _frame(records: Iterable[object], columns: Keys) -> pd.DataFrame:
-    rows = [[read_value(record, read) for read in columns.values()] for record in records]
+    rows = [
+        [read_value(record, read) for read in columns.values()] for record in records
+    ]
     return pd.DataFrame(rows, columns=[*columns], dtype=object)
 
 
@@ -399,6 +410,9 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Write a frame as CSV; a text that a spreadsheet would take for a formula gets a ' in front."""
-    texts = {str(name): column.map(inert) for name, column in frame.select_dtypes(exclude="number").items()}
+    texts = {
+        str(name): column.map(inert)
+        for name, column in frame.select_dtypes(exclude="number").items()
+    }
     text: str = frame.assign(**texts).to_csv(index=False, lineterminator="\n")
     return text

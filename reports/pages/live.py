@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _MOST_POINTS = 200
 
 
-def live_data(analysis: Analysis, parts: Iterable[Table | Drawing | None]) -> dict[str, Any] | None:
+def live_data(
+    analysis: Analysis, parts: Iterable[Table | Drawing | None]
+) -> dict[str, Any] | None:
     """Compute the script's data for the arms in the figure of convergence; None without that figure.
 
     ``runs``: arm, seed, tokens and losses. ``moved``: of each arm tokens to target, token cost and ends at
@@ -51,7 +53,9 @@ def live_data(analysis: Analysis, parts: Iterable[Table | Drawing | None]) -> di
         "targets": targets,
         "unit": plan.unit,
         "labels": [label.format(target, math.exp(target)) for target in targets],
-        "own": min(range(len(targets)), key=lambda i: abs(targets[i] - own_target), default=0),
+        "own": min(
+            range(len(targets)), key=lambda i: abs(targets[i] - own_target), default=0
+        ),
         "moved": moved,
     }
 
@@ -62,13 +66,19 @@ def _runs(analysis: Analysis) -> list[list[Any]]:
     for curve in analysis.curves:
         shown = slice(None, None, 1 + len(curve.tokens) // _MOST_POINTS)
         losses = np.nan_to_num(curve.loss[shown], posinf=0.0).round(4).tolist()
-        runs.append([names.index(curve.arm), curve.seed, curve.tokens[shown].tolist(), losses])
+        runs.append(
+            [names.index(curve.arm), curve.seed, curve.tokens[shown].tolist(), losses]
+        )
     return runs
 
 
 def _moved(analysis: Analysis) -> tuple[Sequence[float], dict[str, list[list[str]]]]:
     """Return the targets, and each arm's texts at them."""
-    compared = {arm.name: arm.moved for arm in analysis.others if arm.moved and not arm.counted_from}
+    compared = {
+        arm.name: arm.moved
+        for arm in analysis.others
+        if arm.moved and not arm.counted_from
+    }
     if not compared:
         return (), {arm.name: [] for arm in analysis.arms}
     # Arms that were stopped early are compared with fewer runs of the baseline.
@@ -76,7 +86,10 @@ def _moved(analysis: Analysis) -> tuple[Sequence[float], dict[str, list[list[str
     texts = {arm.name: [[DASH] * 3] * len(most.targets) for arm in analysis.arms}
     texts[analysis.baseline] = [_texts(runs, "baseline") for runs in most.base_ends]
     for name, moved in compared.items():
-        texts[name] = [_texts(*pair) for pair in zip(moved.ends, map(cost, moved.costs), strict=True)]
+        texts[name] = [
+            _texts(*pair)
+            for pair in zip(moved.ends, map(cost, moved.costs), strict=True)
+        ]
     return most.targets, texts
 
 

@@ -22,7 +22,15 @@ from markupsafe import Markup, escape
 from ablate._version import __version__
 from ablate.base.errors import safe_text
 from ablate.base.files import write_bytes_atomic
-from ablate.reports.figures.canvas import CONTEXT, FAINT, GRID, HUES, INK, SHADE, Drawing
+from ablate.reports.figures.canvas import (
+    CONTEXT,
+    FAINT,
+    GRID,
+    HUES,
+    INK,
+    SHADE,
+    Drawing,
+)
 from ablate.reports.findings.compare import target_text
 from ablate.reports.words import format as words
 
@@ -63,7 +71,9 @@ def write_pages(
     the content policy allows by the hash of its text. The files of parts that only the page before had are
     removed.
     """
-    parts = [part for part in parts if isinstance(part, Drawing) or (part and part.rows)]
+    parts = [
+        part for part in parts if isinstance(part, Drawing) or (part and part.rows)
+    ]
     drawings = [part for part in parts if isinstance(part, Drawing)]
     # The browser hashes the text between the tags, so the file is inserted unchanged.
     script = (_TEMPLATES / "report.js").read_bytes()
@@ -80,7 +90,10 @@ def write_pages(
     markdown = _environment(autoescape=False).get_template(f"{template}.md.j2")
     html = _environment(autoescape=True).get_template(f"{template}.html.j2")
     files = {
-        f"{name}.json": json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+        f"{name}.json": json.dumps(
+            document, indent=1, allow_nan=False, ensure_ascii=False
+        )
+        + "\n",
         f"{name}.md": markdown.render(values),
         f"{name}.html": html.render(values),
     }
@@ -131,7 +144,9 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
 
 def latex(table: Table) -> str:
     """Write a table for LaTeX's ``booktabs`` package, with its caption and label."""
-    return _environment(autoescape=False).get_template("table.tex.j2").render(table=table)
+    return (
+        _environment(autoescape=False).get_template("table.tex.j2").render(table=table)
+    )
 
 
 def escape_markdown(text: str) -> str:
@@ -139,7 +154,11 @@ def escape_markdown(text: str) -> str:
 
     Characters that do not print become visible.
     """
-    flat = safe_text(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;")
+    flat = (
+        safe_text(" ".join(str(text).split()))
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+    )
     return re.sub(r"([\\`*_{}\[\]#|~$]|^>)", r"\\\1", flat)
 
 
@@ -158,7 +177,11 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"md": escape_markdown, "tex": words.escape_latex, "code": with_code}
+    environment.filters |= {
+        "md": escape_markdown,
+        "tex": words.escape_latex,
+        "code": with_code,
+    }
     return environment
 
 

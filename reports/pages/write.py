@@ -18,7 +18,12 @@ from ablate.reports.figures.diagnoses import draw_diagnoses
 from ablate.reports.findings.analyse import analyse
 from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.diagnoses import diagnose_study
-from ablate.reports.pages.document import arm_frame, csv_text, report_document, run_frame
+from ablate.reports.pages.document import (
+    arm_frame,
+    csv_text,
+    report_document,
+    run_frame,
+)
 from ablate.reports.pages.live import live_data
 from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
@@ -81,13 +86,17 @@ def write_report(
     analysis = analyse(frames)
     diagnosed, damaged = diagnose_study(store, analysis)
     # Faults name files relative to the study, so that the report does not depend on the study's place.
-    faults = tuple(fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged))
+    faults = tuple(
+        fault.replace(f"{store.path}/", "") for fault in (*frames.faults, *damaged)
+    )
     verdict = write_verdict(analysis)
     notices = tuple(caveats.notices(analysis))
     warnings = caveats.warnings(analysis, faults)
     matrices = tuple(tables.matrix_tables(analysis, verdict.findings))
     in_matrix = {text for table in matrices for text in table.sentences}
-    findings = tuple(finding for finding in verdict.findings if finding.text not in in_matrix)
+    findings = tuple(
+        finding for finding in verdict.findings if finding.text not in in_matrix
+    )
     parts = _sections(analysis, diagnosed)
     texts = {
         "arms.csv": csv_text(arm_frame(analysis)),
@@ -134,7 +143,9 @@ def write_report(
     )
 
 
-def _sections(analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]) -> list[Table | Drawing | None]:
+def _sections(
+    analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]
+) -> list[Table | Drawing | None]:
     """Make the tables and figures in the page's order."""
     drawings = draw_figures(analysis)
     return [

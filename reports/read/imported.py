@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 IMPORTED = "imported"
 """``backend_mode`` of runs whose arithmetic and timing are known only from a log."""
-PRECISION = {f"lowest_numerical_precision_in_{part}": part for part in ("linear", "attn", "comm")}
+PRECISION = {
+    f"lowest_numerical_precision_in_{part}": part for part in ("linear", "attn", "comm")
+}
 """The settings that make the recipe, by MLPerf's keys: of linear layers, attention and communication."""
 
 
@@ -102,7 +104,9 @@ def run_of_losses(
     ``identity``: hashed to the run's id, together with the losses. ``diverged``: why it has diverged, where
     its log tells. ``fields``: other fields of the run.
     """
-    finite = sorted((tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss))
+    finite = sorted(
+        (tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss)
+    )
     if len(finite) < len(losses):
         diverged = "a loss that is not finite"
     return ImportedRun(
@@ -135,7 +139,10 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
     for text in sorted(seed for seed in seeds if isinstance(seed, str)):
         numbers[text] = next(free)
     if numbers:
-        lines.append("seeds " + ", ".join(f"'{text}' = {number}" for text, number in numbers.items()))
+        lines.append(
+            "seeds "
+            + ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
+        )
     numbered = {
         arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]
         for arm, runs in arms.items()
@@ -194,7 +201,9 @@ def write_study(
         raise UserError(f"--baseline: no arm '{baseline}' (arms: {', '.join(arms)})")
     if paired_seeds:
         _check_pairs(arms, baseline)
-    settings = {name: _common_settings(name, runs, waived) for name, runs in arms.items()}
+    settings = {
+        name: _common_settings(name, runs, waived) for name, runs in arms.items()
+    }
     longest = max(run.tokens for runs in arms.values() for run in runs)
     unit = stored_unit(loss_unit)
     if target is not None:
@@ -216,7 +225,8 @@ def write_study(
             paired_seeds=paired_seeds,
             training=base,
             arms=tuple(
-                _write_arm(store, name, runs, settings[name], base, longest) for name, runs in arms.items()
+                _write_arm(store, name, runs, settings[name], base, longest)
+                for name, runs in arms.items()
             ),
             imported=True,
             loss_unit=unit,
@@ -245,8 +255,12 @@ def _without_copies(arms: Arms) -> tuple[Arms, list[str]]:
                 continue
             arm, first = known[run.id]
             if arm != name:
-                raise UserError(f"{run.source} is in arm '{arm}' and in arm '{name}' (expected one)")
-            lines.append(f"{run.source}: same content as {first.source} (arm '{name}'): counted once")
+                raise UserError(
+                    f"{run.source} is in arm '{arm}' and in arm '{name}' (expected one)"
+                )
+            lines.append(
+                f"{run.source}: same content as {first.source} (arm '{name}'): counted once"
+            )
     return kept, lines
 
 
@@ -259,7 +273,9 @@ def _remove_runs(store: StudyStore) -> None:
     except UserError:
         is_imported = False
     if not is_imported:
-        raise UserError(f"{store.path} holds a study that was not imported: choose another --study")
+        raise UserError(
+            f"{store.path} holds a study that was not imported: choose another --study"
+        )
     shutil.rmtree(store.path / "runs", ignore_errors=True)
 
 
@@ -272,10 +288,15 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
     Raises:
         UserError: a log has other hardware, or a schedule of its own.
     """
-    return {arm: [_with_settings(run, hardware, constant_from) for run in runs] for arm, runs in arms.items()}
+    return {
+        arm: [_with_settings(run, hardware, constant_from) for run in runs]
+        for arm, runs in arms.items()
+    }
 
 
-def _with_settings(run: ImportedRun, hardware: str | None, constant_from: int | None) -> ImportedRun:
+def _with_settings(
+    run: ImportedRun, hardware: str | None, constant_from: int | None
+) -> ImportedRun:
     settings = dict(run.settings)
     if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
         raise UserError(
@@ -314,7 +335,9 @@ def _check_pairs(arms: Arms, baseline: str) -> None:
         )
 
 
-def _common_settings(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str]) -> dict[str, Any]:
+def _common_settings(
+    arm: str, runs: Sequence[ImportedRun], waived: Sequence[str]
+) -> dict[str, Any]:
     """Return the settings that all runs share; raise UserError if they differ in one that is not waived."""
     common: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run.settings):
@@ -342,7 +365,9 @@ def machine(hardware: str) -> dict[str, Any]:
     """
     count, _, name = hardware.partition("x ")
     if not (count.isdecimal() and int(count) and name.strip()):
-        raise UserError(f"--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got '{hardware}'")
+        raise UserError(
+            f"--hardware: expected NUMBERx NAME, such as '8x NVIDIA H100', got '{hardware}'"
+        )
     return {"gpu": name.strip(), "world_size": int(count)}
 
 
@@ -360,8 +385,14 @@ def _write_arm(
     """
     taken = [run.seed for run in runs]
     free = (number for number in itertools.count() if number not in taken)
-    seeded = [replace(run, seed=next(free)) if run.seed is None else run for run in runs]
-    precisions = [f"{part} {settings[key]}" for key, part in PRECISION.items() if settings.get(key)]
+    seeded = [
+        replace(run, seed=next(free)) if run.seed is None else run for run in runs
+    ]
+    precisions = [
+        f"{part} {settings[key]}"
+        for key, part in PRECISION.items()
+        if settings.get(key)
+    ]
     differs = {}
     for key in dict.fromkeys((*base, *settings)):
         pair = (base.get(key), settings.get(key))
@@ -380,15 +411,27 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     """Write one run and return its budget in tokens: its own tokens or, if it diverged, ``longest``."""
     target = store.run(run.id)
     budget = longest if run.state == "diverged" else run.tokens
-    target.create({"training": {"tokens": budget, **run.settings}, "seed": run.seed, "source": run.source})
+    target.create(
+        {
+            "training": {"tokens": budget, **run.settings},
+            "seed": run.seed,
+            "source": run.source,
+        }
+    )
     environment = dict(run.environment)
     if "hardware" in run.settings:
         environment |= machine(run.settings["hardware"])
-    environment |= {"backend": IMPORTED, "backend_mode": IMPORTED, "log_notes": run.notes}
+    environment |= {
+        "backend": IMPORTED,
+        "backend_mode": IMPORTED,
+        "log_notes": run.notes,
+    }
     write_record(target.environment_path, environment)
     rows: list[dict[str, Any]] = []
     for step, (tokens, rate) in enumerate(run.throughput, 1):
-        rows.append({"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate})
+        rows.append(
+            {"kind": "train", "tokens": tokens, "step": step, "tokens_per_sec": rate}
+        )
     for step, (tokens, loss) in enumerate(run.evals, 1):
         row = {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
         if tokens in run.in_bf16:
@@ -397,7 +440,10 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
     # MLflow's rows take their times from here, so repeated imports must write the same.
     begun = run.started_unix or 0.0
     as_json = json.JSONEncoder(separators=(",", ":")).encode
-    lines = (as_json({**row, "time_unix": begun + index}) + "\n" for index, row in enumerate(rows))
+    lines = (
+        as_json({**row, "time_unix": begun + index}) + "\n"
+        for index, row in enumerate(rows)
+    )
     write_bytes_atomic(target.metrics_path, "".join(lines).encode())
     target.write_status(
         Status(

@@ -49,7 +49,9 @@ _WANTED = tuple(
 )  # fmt: skip
 
 
-def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None = None) -> ImportedRun | None:
+def read_mllog(
+    path: Path, faults: list[str], *, tokens_per_sample: int | None = None
+) -> ImportedRun | None:
     """Read the run in one result file; None if the file holds no usable run.
 
     Args:
@@ -68,13 +70,17 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         if fault is not None:
             faults.append(f"{place}: {fault}")
     if not log.losses:
-        faults.append(f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)")
+        faults.append(
+            f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)"
+        )
         return None
     per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
     if per_sample is None:
         per_sample = _SAMPLE_TOKENS.get(str(log.settings.get("submission_benchmark")))
     if type(per_sample) is not int or not 0 < per_sample < LARGEST:
-        raise UserError(f"{path}: the length of a sample is not in it: give --tokens-per-sample")
+        raise UserError(
+            f"{path}: the length of a sample is not in it: give --tokens-per-sample"
+        )
     state, message = log.end()
     if state == "interrupted":
         faults.append(f"{path}: {message}: no result")
@@ -97,12 +103,16 @@ def read_mllog(path: Path, faults: list[str], *, tokens_per_sample: int | None =
         state=state,
         message=message,
         throughput=tuple(
-            (samples * per_sample, rate * per_sample) for samples, rate in sorted(log.rates.items())
+            (samples * per_sample, rate * per_sample)
+            for samples, rate in sorted(log.rates.items())
         ),
         settings=settings,
         started_unix=log.times.get("run_start"),
         ended_unix=log.times.get("run_stop"),
-        environment={"platform": platform, "organisation": log.settings.get("submission_org")},
+        environment={
+            "platform": platform,
+            "organisation": log.settings.get("submission_org"),
+        },
     )
 
 
@@ -132,7 +142,12 @@ class _Log:
             rate = value.get("throughput")
             step_time = value.get("train_step_time")
             batch = self.settings.get("global_batch_size")
-            if rate is None and _is_count(step_time) and _is_count(batch) and step_time > 0:
+            if (
+                rate is None
+                and _is_count(step_time)
+                and _is_count(batch)
+                and step_time > 0
+            ):
                 rate = batch / step_time
             if _is_count(samples) and _is_count(rate):
                 self.rates[int(samples)] = float(rate)
@@ -185,18 +200,26 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
     file = system.parent.parent / "systems" / f"{system.name}.json"
     try:
         description = parse_json(file.read_bytes())
-        count = int(description["number_of_nodes"]) * int(description["accelerators_per_node"])
-        hardware = f"{count}x {' '.join(str(description['accelerator_model_name']).split())}"
+        count = int(description["number_of_nodes"]) * int(
+            description["accelerators_per_node"]
+        )
+        hardware = (
+            f"{count}x {' '.join(str(description['accelerator_model_name']).split())}"
+        )
         machine(hardware)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-        faults.append(f"{file}: it does not tell the accelerators and their number: {first_line(error)}")
+        faults.append(
+            f"{file}: it does not tell the accelerators and their number: {first_line(error)}"
+        )
         return None
     return hardware
 
 
-def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(
+    path: Path, content: bytes, faults: list[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the wanted records, each with ``path:line``; other lines are not parsed."""
     line = 1
     counted = 0  # the bytes before it are in ``line``
@@ -212,7 +235,11 @@ def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[st
             try:
                 record = parse_json(text)
             except ValueError as error:
-                what = "cut off in the middle" if end == len(content) else f"not JSON: {error}"
+                what = (
+                    "cut off in the middle"
+                    if end == len(content)
+                    else f"not JSON: {error}"
+                )
                 faults.append(f"{path}:{line}: {what}")
             else:
                 if isinstance(record, dict):
@@ -224,4 +251,8 @@ def _records(path: Path, content: bytes, faults: list[str]) -> Iterator[tuple[st
 
 def _is_count(value: object) -> TypeGuard[float]:
     """Tell whether a value is a number from 0 on, below 2⁶²."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < LARGEST
+    )

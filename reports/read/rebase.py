@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def read_against(
-    frames: StudyFrames, *, baseline: str | None = None, target: float | Target | None = None
+    frames: StudyFrames,
+    *,
+    baseline: str | None = None,
+    target: float | Target | None = None,
 ) -> StudyFrames:
     """Change the study's baseline, its target (a number keeps its kind), or both; None keeps either.
 
@@ -55,7 +58,8 @@ def read_against(
             plan,
             baseline=baseline,
             arms=tuple(
-                replace(arm, again=False, differs=_differs(arm.differs, new_base)) for arm in plan.arms
+                replace(arm, again=False, differs=_differs(arm.differs, new_base))
+                for arm in plan.arms
             ),
         )
     return replace(frames, plan=plan)
@@ -70,7 +74,9 @@ def _target(frames: StudyFrames, target: float | Target) -> Target:
         new_target = replace(new_target, kind=target.kind)
         target = target.value
     if not math.isfinite(target) or target <= 0:
-        raise UserError(f"--target: {target:g} is no {new_target.kind} (expected above 0)")
+        raise UserError(
+            f"--target: {target:g} is no {new_target.kind} (expected above 0)"
+        )
     if not frames.evals["tokens"].any():
         raise UserError(f"--target: study '{plan.study}' has no curves to read it on")
     return replace(new_target, value=target)
@@ -94,7 +100,9 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
     evals = frames.evals[frames.evals["run_id"].isin(counted)]
     curves = [curve for _, curve in evals.groupby("run_id", sort=False)]
     if not curves:
-        raise UserError(f"--after: '{plan.baseline}' in study '{plan.study}' has no losses yet")
+        raise UserError(
+            f"--after: '{plan.baseline}' in study '{plan.study}' has no losses yet"
+        )
     first = max(int(curve["tokens"].iloc[0]) for curve in curves)
     last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
     if not first <= tokens <= last:
@@ -102,9 +110,13 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
             f"--after: {tokens:,} tokens is outside what '{plan.baseline}' in study '{plan.study}' was "
             f"evaluated at (from {first:,} to {last:,})"
         )
-    losses = [float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves]
+    losses = [
+        float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves
+    ]
     loss = sum(losses) / len(losses)
-    return round(math.exp(loss) if plan.target and plan.target.kind == "perplexity" else loss, 3)
+    return round(
+        math.exp(loss) if plan.target and plan.target.kind == "perplexity" else loss, 3
+    )
 
 
 def _differs(arm: Differs, base: Differs) -> Differs:

@@ -81,16 +81,21 @@ class Reading:
 
     def new_run(self) -> RunRows:
         """Return a run without rows."""
-        step_tokens = None if self.stages is None else partial(tokens_at, stages=self.stages)
+        step_tokens = (
+            None if self.stages is None else partial(tokens_at, stages=self.stages)
+        )
         places = Places(step_tokens, self.sample_tokens)
-        return RunRows(places=places, rule=self.evaluations, is_repeated=self.is_repeated)
+        return RunRows(
+            places=places, rule=self.evaluations, is_repeated=self.is_repeated
+        )
 
 
 def tokens_at(step: float, stages: Stages) -> float:
     """Convert a number of steps to tokens; the size of a step may differ between stages."""
     ends = [start for start, _ in stages[1:]] + [step]
     return sum(
-        max(0.0, min(step, end) - start) * tokens for (start, tokens), end in zip(stages, ends, strict=True)
+        max(0.0, min(step, end) - start) * tokens
+        for (start, tokens), end in zip(stages, ends, strict=True)
     )
 
 
@@ -106,7 +111,11 @@ def inert(value: Any) -> Any:
 
 
 def _as_written(cell: str) -> str:
-    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED) else cell
+    return (
+        cell[1:]
+        if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED)
+        else cell
+    )
 
 
 def _is_text(cell: str) -> bool:
@@ -121,11 +130,16 @@ def read_csv(path: Path, faults: list[str]) -> Iterator[Row]:
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    faults.append(f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} fields")
+                    faults.append(
+                        f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} fields"
+                    )
                 elif not all(map(_is_text, row.values())):
                     faults.append(f"{path}:{reader.line_num}: not UTF-8")
                 else:
-                    yield reader.line_num, {name: _as_written(cell) for name, cell in row.items()}
+                    yield (
+                        reader.line_num,
+                        {name: _as_written(cell) for name, cell in row.items()},
+                    )
         except csv.Error as error:
             faults.append(f"{path}:{reader.line_num}: {error}")
 
@@ -154,7 +168,9 @@ def read_jsonl(path: Path, faults: list[str]) -> Iterator[Row]:
                 faults.append(f"{path}:{line_number}: not a JSON object")
 
 
-def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -> Iterator[Row]:
+def read_wandb_chart(
+    path: Path, faults: list[str], metric: str | None = None
+) -> Iterator[Row]:
     """Yield the rows of a chart's CSV export as (tokens, val_loss, run).
 
     Its columns are the step, then for each run ``RUN - METRIC``, ``RUN - METRIC__MIN`` and ``…__MAX``.
@@ -169,7 +185,11 @@ def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -
             metrics = set()
             for column in columns:
                 run, _, metric_of_run = column.rpartition(" - ")
-                if run and not column.endswith(_BOUNDS) and metric in (None, metric_of_run):
+                if (
+                    run
+                    and not column.endswith(_BOUNDS)
+                    and metric in (None, metric_of_run)
+                ):
                     runs[column] = run
                     metrics.add(metric_of_run)
             if len(metrics) != 1:
@@ -185,7 +205,10 @@ def read_wandb_chart(path: Path, faults: list[str], metric: str | None = None) -
                     f"{path}:{line_number}: '{run}' is a mean of values from {low:g} to {high:g}, so its "
                     "seeds are gone (export the chart without grouping, and without sampling)"
                 )
-            yield line_number, {"tokens": row[step], "val_loss": row[column], "run": run}
+            yield (
+                line_number,
+                {"tokens": row[step], "val_loss": row[column], "run": run},
+            )
 
 
 class _RunKey(NamedTuple):
@@ -209,7 +232,9 @@ def _key_of(texts: Mapping[str, Any]) -> _RunKey:
     )
 
 
-def runs_of_table(path: Path, rows: Iterable[Row], faults: list[str], reading: Reading) -> RunsByArm:
+def runs_of_table(
+    path: Path, rows: Iterable[Row], faults: list[str], reading: Reading
+) -> RunsByArm:
     """Group a table's rows into runs by arm, or under None without a column of arms.
 
     Without ``run`` a file is one run, or one for each seed. ``seconds`` and ``ms`` are since training began.
@@ -303,10 +328,20 @@ class _Table:
         for column in _SAMPLE_COUNTS:
             if column in row and self._columns["samples"] not in row:
                 self._columns["samples"] = column
-        present = {name: column for name, column in self._columns.items() if column in row}
-        self._texts = {name: column for name, column in present.items() if name in _TEXTS}
-        self._numbers = {name: column for name, column in present.items() if name not in _TEXTS}
-        if "samples" in present and "tokens" in self._reading.names and self._reading.stages is None:
+        present = {
+            name: column for name, column in self._columns.items() if column in row
+        }
+        self._texts = {
+            name: column for name, column in present.items() if name in _TEXTS
+        }
+        self._numbers = {
+            name: column for name, column in present.items() if name not in _TEXTS
+        }
+        if (
+            "samples" in present
+            and "tokens" in self._reading.names
+            and self._reading.stages is None
+        ):
             # The samples show whether these are steps of equal size.
             self._reading = replace(self._reading, stages=((0.0, 1.0),))
 
@@ -321,12 +356,18 @@ class _Table:
     def _places_in(self, row: Mapping[str, Any]) -> list[str]:
         """Return which columns tell the place; none if the table holds final losses."""
         named = self._reading.names
-        places = [name for name in ("tokens", "step") if name in named or self._columns.get(name) in row]
+        places = [
+            name
+            for name in ("tokens", "step")
+            if name in named or self._columns.get(name) in row
+        ]
         if "samples" in self._numbers:
             places.append("samples")
         return places
 
-    def _check_places(self, line_number: int, row: Mapping[str, Any], values: dict[str, float]) -> bool:
+    def _check_places(
+        self, line_number: int, row: Mapping[str, Any], values: dict[str, float]
+    ) -> bool:
         """Leave the places that count in the values of a row; tell whether there is one."""
         assert self._places is not None
         has_place = False
@@ -350,7 +391,9 @@ class _Table:
             )
         return True
 
-    def _expect_number(self, line_number: int, row: Mapping[str, Any], name: str) -> None:
+    def _expect_number(
+        self, line_number: int, row: Mapping[str, Any], name: str
+    ) -> None:
         column = self._columns[name]
         self._faults.append(
             f"{self._path}:{line_number}: expected a number in '{column}', got {row.get(column)!r}"
@@ -371,11 +414,15 @@ class _Table:
             losses = self._columns["val_loss"]
             if losses not in self._all_columns:
                 listed = self._listed_columns
-                self._faults.append(f"{self._path}: no column '{losses}' (has {listed}); see --columns")
+                self._faults.append(
+                    f"{self._path}: no column '{losses}' (has {listed}); see --columns"
+                )
         check_sets(self._path, self._sets, self._reading.set_name)
 
 
-def runs_of_log(path: Path, source: LogSource, faults: list[str], reading: Reading) -> RunsByArm:
+def runs_of_log(
+    path: Path, source: LogSource, faults: list[str], reading: Reading
+) -> RunsByArm:
     """Read the runs of a log by its format or its patterns; a file is one run, or one for each ``run``.
 
     Raises:
@@ -405,9 +452,13 @@ def runs_of_log(path: Path, source: LogSource, faults: list[str], reading: Readi
         return {}
     if final_losses:
         if reading.stages is not None:
-            raise UserError(f"--tokens-per-step: {path} tells no step (leave the option out)")
+            raise UserError(
+                f"--tokens-per-step: {path} tells no step (leave the option out)"
+            )
         return _final_runs(path, final_losses)
-    return _runs(path, runs, faults, reading, hint="name it by a group (?P<run>…) of a --pattern")
+    return _runs(
+        path, runs, faults, reading, hint="name it by a group (?P<run>…) of a --pattern"
+    )
 
 
 def _rows_of(
@@ -429,9 +480,13 @@ def check_sets(path: Path, sets: Iterable[str], wanted: str | None) -> None:
     names = list(sets)
     listed = safe_text(", ".join(names))
     if wanted is None and len(names) > 1:
-        raise UserError(f"{path}: its evaluations are on several sets: {listed} (name one: --set {names[0]})")
+        raise UserError(
+            f"{path}: its evaluations are on several sets: {listed} (name one: --set {names[0]})"
+        )
     if wanted is not None and not any(is_set(name, wanted) for name in names):
-        raise UserError(f"--set: {path} has no set '{wanted}' (has {listed or 'no names of sets'})")
+        raise UserError(
+            f"--set: {path} has no set '{wanted}' (has {listed or 'no names of sets'})"
+        )
 
 
 def _several_runs(hint: str) -> str:
@@ -447,12 +502,19 @@ def _final_runs(path: Path, final_losses: Mapping[_RunKey, float]) -> RunsByArm:
     runs: RunsByArm = defaultdict(list)
     for key, loss in final_losses.items():
         identity = [path.name, *key, str(path)]
-        runs[key.arm].append(run_of_losses({0: loss}, identity, source=_source(path, key), seed=key.seed))
+        runs[key.arm].append(
+            run_of_losses({0: loss}, identity, source=_source(path, key), seed=key.seed)
+        )
     return runs
 
 
 def _runs(
-    path: Path, rows_by_key: Mapping[_RunKey, RunRows], faults: list[str], reading: Reading, *, hint: str
+    path: Path,
+    rows_by_key: Mapping[_RunKey, RunRows],
+    faults: list[str],
+    reading: Reading,
+    *,
+    hint: str,
 ) -> RunsByArm:
     """Make runs of rows, one for each key.
 
@@ -476,7 +538,9 @@ def _runs(
         for row in read.rows:
             tokens = round(row["tokens"])
             if unit == "perplexity" and row["val_loss"] <= 0:
-                raise UserError(f"{path}: a perplexity is above 0, not {row['val_loss']:g} at {named(row)}")
+                raise UserError(
+                    f"{path}: a perplexity is above 0, not {row['val_loss']:g} at {named(row)}"
+                )
             losses[tokens] = to_stored(row["val_loss"], unit)
             if math.isfinite(row.get("val_loss_bf16", math.nan)):
                 in_bf16[tokens] = to_stored(row["val_loss_bf16"], unit)
@@ -495,7 +559,9 @@ def _runs(
     return runs
 
 
-def _throughput(rows: Iterable[LogRow], source: str, faults: list[str]) -> tuple[tuple[int, float], ...]:
+def _throughput(
+    rows: Iterable[LogRow], source: str, faults: list[str]
+) -> tuple[tuple[int, float], ...]:
     """Return the mean throughput of the whole run, as a stage may differ from it; none without times."""
     places: list[float] = []
     times: list[float] = []
@@ -505,7 +571,9 @@ def _throughput(rows: Iterable[LogRow], source: str, faults: list[str]) -> tuple
                 places.append(row["tokens"])
                 times.append(row[name] / num_per_second)
     if any(after < before for before, after in itertools.pairwise(times)):
-        faults.append(f"{source}: the time falls, so it is not since the training began: not read")
+        faults.append(
+            f"{source}: the time falls, so it is not since the training began: not read"
+        )
         return ()
     seconds = times[-1] - times[0] if times else 0.0
     if not 0 < seconds < LARGEST:
@@ -544,8 +612,13 @@ def seeds_by_names(
             names = [str(PurePath(run.source).with_suffix("")) for run in runs]
         seeds = _differing_numbers(names)
         if seeds:
-            seeded[arm] = [replace(run, seed=_seed(seed)) for run, seed in zip(runs, seeds, strict=True)]
-            lines.append(f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)")
+            seeded[arm] = [
+                replace(run, seed=_seed(seed))
+                for run, seed in zip(runs, seeds, strict=True)
+            ]
+            lines.append(
+                f"{arm}: seeds {', '.join(seeds)} by the names ({names[0]}, …)"
+            )
     return seeded, lines
 
 
@@ -555,7 +628,11 @@ def _differing_numbers(names: Sequence[str]) -> Sequence[str]:
         return ()
     columns = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
     differing = [numbers for numbers in columns if len({*numbers}) > 1]
-    return differing[0] if len(differing) == 1 and len({*differing[0]}) == len(names) else ()
+    return (
+        differing[0]
+        if len(differing) == 1 and len({*differing[0]}) == len(names)
+        else ()
+    )
 
 
 def _seed(value: Any) -> int | str | None:

@@ -54,11 +54,15 @@ def read_mlflow(
         of_name = client.get_experiment_by_name(experiment)
         if of_name is None:
             known = sorted(other.name for other in client.search_experiments())[:8]
-            raise UserError(f"no experiment '{experiment}' at {uri} (there are: {', '.join(known)})")
+            raise UserError(
+                f"no experiment '{experiment}' at {uri} (there are: {', '.join(known)})"
+            )
         for arm, queries in arms.items():
             imported[arm] = []
             for query in queries:
-                for run in client.search_runs([of_name.experiment_id], query, max_results=50_000):
+                for run in client.search_runs(
+                    [of_name.experiment_id], query, max_results=50_000
+                ):
                     history = client.get_metric_history(run.info.run_id, metric)
                     if history:
                         imported[arm].append(_imported(run, history, stages[arm]))
@@ -73,7 +77,9 @@ def _named(run: Run) -> str:
     return f"run '{run.info.run_name}' ({run.info.run_id})"
 
 
-def _imported(run: Run, history: Sequence[Metric], stages: Stages | None) -> ImportedRun:
+def _imported(
+    run: Run, history: Sequence[Metric], stages: Stages | None
+) -> ImportedRun:
     losses: dict[int, float] = {}
     # MLflow gives no order; of several values at one step the last logged counts.
     for point in sorted(history, key=lambda point: point.timestamp):

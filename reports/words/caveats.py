@@ -10,7 +10,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.imported import PRECISION
-from ablate.reports.words.format import grouped, listed, percent, plural, setting, share, timed_alone, tokens
+from ablate.reports.words.format import (
+    grouped,
+    listed,
+    percent,
+    plural,
+    setting,
+    share,
+    timed_alone,
+    tokens,
+)
 from ablate.run.command import lacks_proof
 
 if TYPE_CHECKING:
@@ -34,10 +43,17 @@ def notices(analysis: Analysis) -> Iterator[str]:
         )
     if not analysis.missing:
         return
-    reasons = {run.run: f"of other {run.setting.replace('_', ' ')}" for run in analysis.set_apart}
+    reasons = {
+        run.run: f"of other {run.setting.replace('_', ' ')}"
+        for run in analysis.set_apart
+    }
     states: Counter[str] = Counter()
     for arm in analysis.every_arm:
-        states.update(reasons.get(run.run_id, run.state) for run in arm.runs if run.end == "missing")
+        states.update(
+            reasons.get(run.run_id, run.state)
+            for run in arm.runs
+            if run.end == "missing"
+        )
     missing = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     text = f"Partial: {analysis.missing} of {plural(analysis.planned, 'run')} are no results ({missing})."
     if empty := [arm.name for arm in analysis.every_arm if not arm.n]:
@@ -68,7 +84,10 @@ def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
 
 
 def _budget(arm: ArmResult) -> int:
-    return max((run.budget for run in arm.runs if run.end not in ("missing", "unused")), default=0)
+    return max(
+        (run.budget for run in arm.runs if run.end not in ("missing", "unused")),
+        default=0,
+    )
 
 
 def _of_evaluations(analysis: Analysis) -> Iterator[str]:
@@ -80,7 +99,9 @@ def _of_evaluations(analysis: Analysis) -> Iterator[str]:
     for arm in analysis.others:
         if arm.token_cost.estimate is not None:
             # After a fork the same interval is a larger share of the tokens that are left.
-            difference = abs(arm.token_cost.estimate) * (tokens_to_target - arm.counted_from)
+            difference = abs(arm.token_cost.estimate) * (
+                tokens_to_target - arm.counted_from
+            )
             if difference < (resolution.tokens or 0.0):
                 below.append(arm.name)
     if below and resolution.share_of_tokens_to_target is not None:
@@ -90,7 +111,9 @@ def _of_evaluations(analysis: Analysis) -> Iterator[str]:
             "those left after a fork). It rests on interpolation between evaluations: evaluate more often."
         )
     # An arm that was stopped early has few results on purpose.
-    scarce = [arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None]
+    scarce = [
+        arm.name for arm in analysis.arms if 0 < arm.n < 3 and arm.stopped is None
+    ]
     if scarce and analysis.others:
         yield (
             f"Only one or two results: {', '.join(scarce)}. One result gives no interval. The interval of "
@@ -98,7 +121,9 @@ def _of_evaluations(analysis: Analysis) -> Iterator[str]:
             "hardly shows an arm that spreads otherwise. Add seeds."
         )
     early = [(arm.name, early_difference(arm, analysis)) for arm in analysis.others]
-    if places := [f"{name} at {tokens(place)}" for name, place in early if place is not None]:
+    if places := [
+        f"{name} at {tokens(place)}" for name, place in early if place is not None
+    ]:
         yield (
             f"Not the final loss difference: {', '.join(places)}, the last evaluation that all runs of both "
             "have. What came after is left out."
@@ -116,7 +141,9 @@ def _of_budgets(analysis: Analysis) -> Iterator[str]:
         if cost is None or ratio == 0 or abs(ratio - 1) <= 1 - _WHOLE:
             continue
         if abs(math.log1p(cost)) <= abs(math.log(ratio)):
-            unequal.append(f"{arm.name} ({percent(ratio - 1)} of budget, {percent(cost)} of cost)")
+            unequal.append(
+                f"{arm.name} ({percent(ratio - 1)} of budget, {percent(cost)} of cost)"
+            )
     if unequal:
         yield (
             f"The budgets differ by as much as the cost or more: {', '.join(unequal)}. A schedule that "
@@ -137,7 +164,10 @@ def _of_trials(analysis: Analysis) -> Iterator[str]:
     )
     outermost = []
     for arm in tuning.arms:
-        outermost += [f"{field} of {arm.name} at {setting(arm.chosen[field])}" for field in arm.outermost]
+        outermost += [
+            f"{field} of {arm.name} at {setting(arm.chosen[field])}"
+            for field in arm.outermost
+        ]
     if outermost:
         yield (
             f"The best value is the outermost that was tried: {', '.join(outermost)}. A value beyond it may "
@@ -150,16 +180,24 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
     early = []
     late = []
     for arm in analysis.arms:
-        crossings = [run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None]
+        crossings = [
+            run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None
+        ]
         # A crossing of the baseline before the arm's fork is early for that arm.
         of_base = [] if arm.name == analysis.baseline else analysis.baseline_arm.runs
-        before_fork = any(0 < (run.tokens_to_target or 0) <= arm.counted_from for run in of_base)
+        before_fork = any(
+            0 < (run.tokens_to_target or 0) <= arm.counted_from for run in of_base
+        )
         if before_fork or any(run.left_bound for run in arm.runs):
             early.append(arm.name)
         if arm.decay_begins is not None:
-            in_decay = sum(tokens > arm.decay_begins - arm.counted_from for tokens in crossings)
+            in_decay = sum(
+                tokens > arm.decay_begins - arm.counted_from for tokens in crossings
+            )
             if in_decay:
-                late.append(f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}")
+                late.append(
+                    f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}"
+                )
     if early:
         yield (
             f"The target is already reached by the first evaluation, or before the fork ({', '.join(early)})"
@@ -242,7 +280,9 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
             f"{_reasons(analysis.accumulators)}. A part of the difference between them may be the "
             "accumulator's, not the recipe's."
         )
-    groups = Counter((run.setting, run.arm, run.own, run.others) for run in analysis.set_apart)
+    groups = Counter(
+        (run.setting, run.arm, run.own, run.others) for run in analysis.set_apart
+    )
     for (name, arm_name, own, others), count in groups.items():
         yield (
             f"Not pooled: {plural(count, 'run')} of {arm_name}, of other {name.replace('_', ' ')} ({own}; "

@@ -45,7 +45,10 @@ class _Figure:
     def line(self, arm: ComparedArm) -> Line | None:
         """Return an arm's line; None if no study has a figure of the arm."""
         line: Line = getattr(arm, self.field)
-        if any(point and (point.estimate, point.low, point.high) != (None,) * 3 for point in line.points):
+        if any(
+            point and (point.estimate, point.low, point.high) != (None,) * 3
+            for point in line.points
+        ):
             return line
         return None
 
@@ -71,7 +74,9 @@ def line_tables(comparison: Comparison) -> tuple[Table, ...]:
         f"Validation loss ({comparison.loss_unit}) minus that of {comparison.against} in each study, at the "
         f"last evaluation that all runs of both have; and what it changes by. {about}"
     )
-    return _line_table(comparison, _TOKEN_COST, costs), _line_table(comparison, _LOSS_GAP, gaps)
+    return _line_table(comparison, _TOKEN_COST, costs), _line_table(
+        comparison, _LOSS_GAP, gaps
+    )
 
 
 def _line_table(comparison: Comparison, figure: _Figure, caption: str) -> Table:
@@ -121,7 +126,8 @@ def study_tables(comparison: Comparison) -> tuple[Table, ...]:
             "What else the studies differ in, as their files say it; an arm's keys as far as they are not "
             "those of its baseline.",
             columns,
-            list(comparison.differs.items()) or [("Nothing that their files tell", None)],
+            list(comparison.differs.items())
+            or [("Nothing that their files tell", None)],
         ),
     )
 
@@ -151,7 +157,9 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
             if low is None or high is None:
                 without.append(f"{figure.name} of {arm.name} ({line.change.note})")
             elif low <= 0 <= high:
-                unsettled.append(f"{figure.name} of {arm.name} ({figure.write_change(line.change)})")
+                unsettled.append(
+                    f"{figure.name} of {arm.name} ({figure.write_change(line.change)})"
+                )
             else:
                 yield _change_sentence(comparison, arm.name, figure, line)
     if unsettled:
@@ -170,15 +178,21 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
         yield f"The {noun}s span a factor of {span:.3g}: a tenfold lies beyond them."
 
 
-def _change_sentence(comparison: Comparison, arm: str, figure: _Figure, line: Line) -> str:
+def _change_sentence(
+    comparison: Comparison, arm: str, figure: _Figure, line: Line
+) -> str:
     """Say from where to where a figure changes, and by how much."""
     places = []
-    for study, place, point in zip(comparison.studies, comparison.places, line.points, strict=True):
+    for study, place, point in zip(
+        comparison.studies, comparison.places, line.points, strict=True
+    ):
         if point and point.estimate is not None:
             places.append(tokens(place) if comparison.axis else study.name)
     direction = "grows" if (line.change.low or 0) > 0 else "shrinks"
     change = f"{figure.changes} changes by {figure.write_change(line.change)}"
     if comparison.axis:
         direction += f" with {_NOUNS[comparison.axis]}"
-        change += f" for each tenfold of {UNITS[comparison.axis]}, over {len(places)} studies"
+        change += (
+            f" for each tenfold of {UNITS[comparison.axis]}, over {len(places)} studies"
+        )
     return f"{arm}: its {figure.name} {direction}: {change} from {places[0]} to {places[-1]}."

@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ablate.reports.words.format import NBSP, Column, interval, make_table, number, share, tokens
+from ablate.reports.words.format import (
+    NBSP,
+    Column,
+    interval,
+    make_table,
+    number,
+    share,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +38,9 @@ def diagnosis_sentences(arm: ArmDiagnosis) -> tuple[str, ...]:
         sentences += _sentences(gemm)
     if arm.busiest is not None:
         times = interval(arm.busiest, "{:.2f}".format)
-        sentences.append(f"the busiest expert of a layer has {times} times the mean expert's tokens.")
+        sentences.append(
+            f"the busiest expert of a layer has {times} times the mean expert's tokens."
+        )
     return tuple(f"{arm.arm}: {sentence}" for sentence in sentences)
 
 
@@ -51,11 +61,18 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
             Column("GEMM", lambda row: f"{row.arm.arm}: {row.gemm.gemm.capitalize()}"),
             number("Relative error", "gemm.relative_error", _share_interval),
             number("Gain", "gemm.gain.estimate", "{:.3f}".format),
-            number("Bias", lambda row: share(1.0) if row.gemm.draws == 1 else _share(row.gemm.bias_share)),
+            number(
+                "Bias",
+                lambda row: (
+                    share(1.0) if row.gemm.draws == 1 else _share(row.gemm.bias_share)
+                ),
+            ),
             number("Later", "gemm.alike", _share),
             number("Clipped", partial(_of_operands, "clipped")),
             number("Zeroed", partial(_of_operands, "zeroed")),
-            number("Over noise", "gemm.error_over_data_noise.estimate", "{:.3g}".format),
+            number(
+                "Over noise", "gemm.error_over_data_noise.estimate", "{:.3g}".format
+            ),
         ],
         [_Row(arm, gemm) for arm in arms for gemm in arm.gemms],
         sentences=tuple(sentences),
@@ -99,11 +116,11 @@ def _sentences(summary: GemmSummary) -> Iterator[str]:
         same = _share(summary.bias_share)
         text += f"; {same} of the error's energy is the same in every draw of the randomness"
     if summary.alike:
-        text += (
-            f"; {_share(summary.alike)} is still the same {tokens(summary.alike.tokens_later)} tokens later"
-        )
+        text += f"; {_share(summary.alike)} is still the same {tokens(summary.alike.tokens_later)} tokens later"
     yield f"{text}. Largest in {summary.largest.layer}: {share(summary.largest.relative_error)}."
-    if (summary.zeros.estimate or 0) - (summary.zeros_bf16.estimate or 0) >= _WORTH_A_WORD:
+    if (summary.zeros.estimate or 0) - (
+        summary.zeros_bf16.estimate or 0
+    ) >= _WORTH_A_WORD:
         zeros = interval(summary.zeros, share)
         in_bf16 = share(summary.zeros_bf16.estimate)
         yield f"of {gemm}'s output {zeros} of the elements are exactly zero, in bf16 {in_bf16}."
@@ -112,7 +129,11 @@ def _sentences(summary: GemmSummary) -> Iterator[str]:
             continue
         text = f"of {gemm}'s {operand.operand} {share(operand.clipped)} of the elements clip and "
         text += f"{share(operand.zeroed)} become zero"
-        if operand.crest_before and operand.crest_after and operand.crest_before != operand.crest_after:
+        if (
+            operand.crest_before
+            and operand.crest_after
+            and operand.crest_before != operand.crest_after
+        ):
             text += (
                 f"; the rotation takes the crest factor of a block from {operand.crest_before:.2f} to "
                 f"{operand.crest_after:.2f}"

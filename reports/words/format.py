@@ -78,7 +78,9 @@ def _hundredths(value: float) -> str:
     return signed(100 * value, decimals)
 
 
-def interval(value: Interval, write: Callable[[float], str] = loss, unit: str = "") -> str:
+def interval(
+    value: Interval, write: Callable[[float], str] = loss, unit: str = ""
+) -> str:
     """Write an estimate, with its interval in brackets if it has one; without an estimate, the bounds."""
     low = "" if value.low is None else write(value.low)
     high = "" if value.high is None else write(value.high)
@@ -131,7 +133,11 @@ def from_fork(origin: int) -> str:
 def forked(arms: Iterable[ArmResult]) -> str:
     """Name the arms whose cost counts from a fork; empty without any."""
     named = [arm.name + from_fork(arm.counted_from) for arm in arms if arm.counted_from]
-    return f" Counted from a fork, no cost of whole runs: {'; '.join(named)}." if named else ""
+    return (
+        f" Counted from a fork, no cost of whole runs: {'; '.join(named)}."
+        if named
+        else ""
+    )
 
 
 def ends(runs: Iterable[Outcome]) -> str:
@@ -238,7 +244,9 @@ def read_value(record: object, read: str | Callable[[Any], Any]) -> Any:
     return read(record)
 
 
-def number(heading: str, read: str | Callable[[Any], Any], write: Callable[[Any], str] = str) -> Column:
+def number(
+    heading: str, read: str | Callable[[Any], Any], write: Callable[[Any], str] = str
+) -> Column:
     """Declare a column of numbers."""
     return Column(heading, read, write, is_number=True)
 
@@ -291,5 +299,7 @@ def make_table(
 
 def escape_latex(text: str) -> str:
     """Escape text for LaTeX; line breaks become spaces, characters that do not print are removed."""
-    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(" ")  # without an argument strip would remove NBSP too
+    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(
+        " "
+    )  # without an argument strip would remove NBSP too
     return "".join(_LATEX.get(c, c if c.isprintable() else "") for c in flat)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ablate.reports.words.format import cost, counts, difference, percents, share, tokens
+from ablate.reports.words.format import (
+    cost,
+    counts,
+    difference,
+    percents,
+    share,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
@@ -58,40 +65,57 @@ def judge(arm: ArmResult, analysis: Analysis) -> Finding:
 def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     loss = arm.difference
     if loss.estimate is None:
-        return "none", f"No loss difference can be given for {arm.name}{_because(loss)}."
+        return (
+            "none",
+            f"No loss difference can be given for {arm.name}{_because(loss)}.",
+        )
     size = f"{difference(loss)} {analysis.plan.unit}"
     if analysis.has_curves:
         size += f" after {tokens(loss.tokens)} tokens"
     size += f", {counts(loss)}"
     if loss.low is None or loss.high is None:
-        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(loss)}."
+        return (
+            "open",
+            f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(loss)}.",
+        )
     limit = f"differences above {max(-loss.low, loss.high):.4f}"
-    return _judge_interval(arm, analysis.baseline, loss, size, limit, ("ends above", "ends below"))
+    return _judge_interval(
+        arm, analysis.baseline, loss, size, limit, ("ends above", "ends below")
+    )
 
 
 def _judge_cost(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     token_cost = arm.token_cost
     if token_cost.kind == "none":
-        return "none", f"No token cost can be given for {arm.name}{_because(token_cost)}."
+        return (
+            "none",
+            f"No token cost can be given for {arm.name}{_because(token_cost)}.",
+        )
     size = f"{cost(token_cost)}, {_sample(arm)}"
     if token_cost.kind == "point":
-        return "open", f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(token_cost)}."
+        return (
+            "open",
+            f"{arm.name} against {analysis.baseline} is no finding: {size}{_because(token_cost)}.",
+        )
     limit = f"costs above {share(token_cost.high)}"
     words = ("costs more tokens than", "needs fewer tokens than")
     return _judge_interval(arm, analysis.baseline, token_cost, size, limit, words)
 
 
 def _judge_interval(
-    arm: ArmResult, baseline: str, figure: Interval, size: str, limit: str, words: tuple[str, str]
+    arm: ArmResult,
+    baseline: str,
+    figure: Interval,
+    size: str,
+    limit: str,
+    words: tuple[str, str],
 ) -> tuple[Tone, str]:
     """Judge by where zero is. ``words``: for an interval above it, and for one below it."""
     low = figure.low or 0.0  # None: beyond the range of numbers
     high = figure.high or 0.0
     reason = _because(figure)
     if arm.planned.again:  # any difference between the baseline and itself is chance
-        text = (
-            f"{arm.name} differs from {baseline} in its seeds alone, and one such interval in twenty leaves"
-        )
+        text = f"{arm.name} differs from {baseline} in its seeds alone, and one such interval in twenty leaves"
         return "open", f"{text} zero out: {size}{reason}."
     if low <= 0.0 <= high:
         text = f"{arm.name} is inconclusive against {baseline}: {size}; the interval holds zero, and excludes"
@@ -105,15 +129,22 @@ def _judge_interval(
 def _judge_bound(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     token_cost = arm.token_cost
     if arm.count("diverged") == arm.n:
-        return "diverged", f"{arm.name} did not reach the target (all its runs ({arm.n}) diverged)."
+        return (
+            "diverged",
+            f"{arm.name} did not reach the target (all its runs ({arm.n}) diverged).",
+        )
     if token_cost.low is None or token_cost.low <= 0:
-        text = f"{arm.name} is inconclusive: the cost is {cost(token_cost)} in these runs"
+        text = (
+            f"{arm.name} is inconclusive: the cost is {cost(token_cost)} in these runs"
+        )
         return "bound", f"{text}{_because(token_cost)}."
     # Without a sampling error the bound says nothing of other runs.
     tone: Tone = "bound"
     at_budget = ""
     if token_cost.restricted is not None:
-        at_budget = f"; with all runs cut at the budget {percents(token_cost.restricted)}"
+        at_budget = (
+            f"; with all runs cut at the budget {percents(token_cost.restricted)}"
+        )
         if token_cost.restricted.low is not None and token_cost.restricted.low > 0:
             tone = "more"
     return tone, (

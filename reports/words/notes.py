@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from ablate.base.command_hints import command_line
 from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.gemms import greatest_step
-from ablate.reports.words.format import NBSP, cost, coverage, difference, listed, percents, share, times
+from ablate.reports.words.format import (
+    NBSP,
+    cost,
+    coverage,
+    difference,
+    listed,
+    percents,
+    share,
+    times,
+)
 from ablate.results.cost import NEAR_BUDGET
 
 if TYPE_CHECKING:
@@ -43,7 +52,11 @@ def _on_the_target(analysis: Analysis) -> Iterator[str]:
         return
     reached = analysis.reached_by_all
     kinds = {arm.token_cost.kind for arm in analysis.others}
-    if reached is None or reached <= plan.target.val_loss or not kinds & {"bound", "none"}:
+    if (
+        reached is None
+        or reached <= plan.target.val_loss
+        or not kinds & {"bound", "none"}
+    ):
         return
     if plan.target.kind == "perplexity":
         value = math.ceil(10 * math.exp(reached)) / 10
@@ -62,7 +75,9 @@ def _on_evaluation(analysis: Analysis) -> Iterator[str]:
         in_bf16 = arm.in_bf16
         if in_bf16 is None:
             continue
-        alone = in_bf16.loss_alone if analysis.plan.target is None else in_bf16.tokens_alone
+        alone = (
+            in_bf16.loss_alone if analysis.plan.target is None else in_bf16.tokens_alone
+        )
         if (alone.low or 0) <= 0 <= (alone.high or 0):
             continue
         if analysis.plan.target is None:
@@ -153,7 +168,9 @@ def _on_timing(analysis: Analysis) -> Iterator[str]:
             "number of devices, and holds whatever else differs: software, clocks, network."
         )
         reasons = dict.fromkeys(
-            analysis.timing.untold.get(name, f"the logs tell no time to set {name} beside it")
+            analysis.timing.untold.get(
+                name, f"the logs tell no time to set {name} beside it"
+            )
             for name in untimed
         )
         if reasons and analysis.plan.target is not None:

@@ -7,7 +7,16 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ablate.reports.words.format import Column, loss, make_table, number, percent, plural, share, signed
+from ablate.reports.words.format import (
+    Column,
+    loss,
+    make_table,
+    number,
+    percent,
+    plural,
+    share,
+    signed,
+)
 from ablate.search.halving import IRRELEVANT, short_tokens
 
 if TYPE_CHECKING:
@@ -64,10 +73,18 @@ def front_table(search: SearchResult) -> Table:
 def trials_table(search: SearchResult, rung: Rung) -> Table:
     """Make the table of a budget's trials, in the order tried."""
     columns = [
-        Column("Recipe", lambda point: f"{point.name} (started from)" if point.started_from else point.name),
+        Column(
+            "Recipe",
+            lambda point: (
+                f"{point.name} (started from)" if point.started_from else point.name
+            ),
+        ),
         number("#", "number"),
     ]
-    columns += [Column(factor.removeprefix("recipe."), partial(_level, factor)) for factor in search.factors]
+    columns += [
+        Column(factor.removeprefix("recipe."), partial(_level, factor))
+        for factor in search.factors
+    ]
     columns += [
         value_column(search),
         _STEP_TIME,
@@ -92,10 +109,17 @@ def importance_table(search: SearchResult) -> Table:
     """Make the table of each factor's importance for both objectives."""
     of_value, of_time = search.importances.values()
     records = [
-        (factor, of_value and of_value[factor], of_time and of_time[factor]) for factor in search.factors
+        (factor, of_value and of_value[factor], of_time and of_time[factor])
+        for factor in search.factors
     ]
     if not of_value and not of_time:
-        records = [("Too few trials, or one factor alone: there is nothing to weigh", None, None)]
+        records = [
+            (
+                "Too few trials, or one factor alone: there is nothing to weigh",
+                None,
+                None,
+            )
+        ]
     return make_table(
         "importances",
         "Which factors mattered",
@@ -118,11 +142,15 @@ def search_sentences(search: SearchResult) -> tuple[str, ...]:
     tried = f"{len(first.points)} of {plural(search.candidates, 'recipe')} tried, one run each"
     sentences = [f"{tried}, at {short_tokens(first.tokens)} tokens."]
     if rung is not first:
-        sentences.append(f"{len(rung.points)} of them went on to {short_tokens(rung.tokens)} tokens.")
+        sentences.append(
+            f"{len(rung.points)} of them went on to {short_tokens(rung.tokens)} tokens."
+        )
     if not search.is_done:
         sentences.append("The search has not ended.")
     if rung.front:
-        sentences.append(f"On the front: {', '.join(point.name for point in rung.front)}.")
+        sentences.append(
+            f"On the front: {', '.join(point.name for point in rung.front)}."
+        )
     ends = Counter(point.end for other in search.rungs for point in other.points)
     for end, words in _ENDS.items():
         if ends[end]:

@@ -65,21 +65,25 @@ def arms_table(analysis: Analysis) -> Table:
         number("Final loss difference", lambda arm: _final_difference(arm, analysis)),
         number("Margin", "standing"),
     ]
-    place = "at the last evaluation that all runs of both have" if analysis.has_curves else "of final losses"
+    place = (
+        "at the last evaluation that all runs of both have"
+        if analysis.has_curves
+        else "of final losses"
+    )
     caption = (
         f"Arms against the baseline. n: results (runs that finished or diverged). Brackets: "
         f"{coverage(plan.stop)} intervals over runs, each for its own comparison. Loss difference: {place}, "
         f"{plan.unit}."
     )
     if plan.target is not None:
-        caption += (
-            " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
-        )
+        caption += " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
     if plan.margin is not None:
         caption += f" Margin: {margin(plan)}; two one-sided tests at 5{NBSP}%."
     if any(arm.counted_from for arm in analysis.arms):
         caption += " From … on: counted from the fork, as the baseline's are; not those of whole runs."
-    return make_table("arms", "Arms against the baseline", caption, columns, analysis.arms)
+    return make_table(
+        "arms", "Arms against the baseline", caption, columns, analysis.arms
+    )
 
 
 def _results(arm: ArmResult) -> str:
@@ -126,17 +130,25 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
     for i, matrix in enumerate(analysis.matrices, 1):
         rows = []
         for gemms, names in zip(matrix.gemms, matrix.arms, strict=True):
-            low = f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)  # a line breaks only before a plus
+            low = f" +{NBSP}".join(
+                gemm.capitalize() for gemm in gemms
+            )  # a line breaks only before a plus
             rows.append((low, *(texts[name] for name in names)))
-        stabilisers = ["no stabiliser" if word == PLAIN else word for word in matrix.stabilisers]
+        stabilisers = [
+            "no stabiliser" if word == PLAIN else word for word in matrix.stabilisers
+        ]
         yield Table(
             name="matrix" if i == 1 else f"matrix-{i}",
             title=f"Token cost by GEMMs and stabiliser {i}",
             caption=_matrix_caption(matrix, analysis),
             columns=("GEMMs in FP4", *stabilisers),
             rows=tuple(rows),
-            tones=tuple(("", *(tones.get(name, "") for name in names)) for names in matrix.arms),
-            sentences=tuple(finding.text for finding in findings if finding.arm in matrix.names),
+            tones=tuple(
+                ("", *(tones.get(name, "") for name in names)) for names in matrix.arms
+            ),
+            sentences=tuple(
+                finding.text for finding in findings if finding.arm in matrix.names
+            ),
         )
 
 
@@ -220,7 +232,10 @@ def design_table(analysis: Analysis) -> Table:
     def differences(arm: ArmResult) -> str | None:
         if arm.name == analysis.baseline and not arm.planned.differs:
             return "baseline"
-        changes = [f"{key}: {_plain(a)} → {_plain(b)}" for key, (a, b) in arm.planned.differs.items()]
+        changes = [
+            f"{key}: {_plain(a)} → {_plain(b)}"
+            for key, (a, b) in arm.planned.differs.items()
+        ]
         return "; ".join(changes) or None
 
     return make_table(
@@ -230,7 +245,9 @@ def design_table(analysis: Analysis) -> Table:
         [
             _ARM,
             Column("Differs in", differences),
-            Column("Also stands for", lambda arm: ", ".join(arm.planned.folded) or None),
+            Column(
+                "Also stands for", lambda arm: ", ".join(arm.planned.folded) or None
+            ),
             Column("Description", lambda arm: arm.planned.description or None),
         ],
         analysis.arms,
@@ -240,8 +257,12 @@ def design_table(analysis: Analysis) -> Table:
 def _plain(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, dict):  # a part of a recipe, without the values that are not set
-        known = ", ".join(f"{key}: {_plain(item)}" for key, item in value.items() if item is not None)
+    if isinstance(
+        value, dict
+    ):  # a part of a recipe, without the values that are not set
+        known = ", ".join(
+            f"{key}: {_plain(item)}" for key, item in value.items() if item is not None
+        )
         return f"{{{known}}}"
     return json.dumps(value, ensure_ascii=False).replace('"', "")
 
@@ -261,7 +282,9 @@ def run_table(analysis: Analysis) -> Table:
         Column("Message", lambda run: run.message or None),
     ]
     if analysis.plan.target is None:
-        columns = [column for column in columns if column.heading not in ("To target", "End")]
+        columns = [
+            column for column in columns if column.heading not in ("To target", "End")
+        ]
     else:
         caption += (
             " End: hit, censored (budget ended before the target), diverged, missing (no result), or unused "
@@ -287,7 +310,9 @@ def evaluation_table(analysis: Analysis) -> Table:
         ]
     columns += [
         number("Loss difference, in bf16", "in_bf16.difference", difference),
-        number(f"Evaluation alone, {analysis.plan.unit}", "in_bf16.loss_alone", difference),
+        number(
+            f"Evaluation alone, {analysis.plan.unit}", "in_bf16.loss_alone", difference
+        ),
     ]
     return make_table(
         "evaluation",
@@ -318,9 +343,16 @@ def tuning_table(analysis: Analysis) -> Table | None:
         f"Brackets: 95{NBSP}% intervals over the seeds of the runs.",
         [
             Column(
-                "Arm", lambda arm: arm.name if arm.group == arm.name else f"{arm.name} (group {arm.group})"
+                "Arm",
+                lambda arm: (
+                    arm.name
+                    if arm.group == arm.name
+                    else f"{arm.name} (group {arm.group})"
+                ),
             ),
-            Column("The study's own", lambda arm: _settings(arm.shared, arm.loss_shared)),
+            Column(
+                "The study's own", lambda arm: _settings(arm.shared, arm.loss_shared)
+            ),
             Column("Found", _chosen),
             number("Trials", _trials),
             number("Tokens of the trials", "tokens_of_the_trials", tokens),

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import target_text
 from ablate.reports.findings.power import MOST_SEEDS
-from ablate.reports.words.format import cost, grouped, interval, listed, margin, plural, share, times, tokens
+from ablate.reports.words.format import (
+    cost,
+    grouped,
+    interval,
+    listed,
+    margin,
+    plural,
+    share,
+    times,
+    tokens,
+)
 from ablate.reports.words.judge import LOSS_TONES, TONES, Finding, Tone, judge
 from ablate.reports.words.notes import write_notes
 
@@ -42,14 +52,21 @@ class Verdict:
     def sentences(self) -> tuple[str, ...]:
         """The whole verdict as sentences, in order."""
         findings = (finding.text for finding in self.findings)
-        return (self.lead, *filter(None, [self.more, self.count]), *findings, *self.notes)
+        return (
+            self.lead,
+            *filter(None, [self.more, self.count]),
+            *findings,
+            *self.notes,
+        )
 
 
 def write_verdict(analysis: Analysis) -> Verdict:
     """Put an analysis into words."""
     if not any(arm.n for arm in analysis.arms):
         runs = plural(analysis.planned, "run")
-        return Verdict(lead=f"No results yet: none of the {runs} has finished or diverged.")
+        return Verdict(
+            lead=f"No results yet: none of the {runs} has finished or diverged."
+        )
     findings = tuple(judge(arm, analysis) for arm in analysis.others)
     notes = tuple(write_notes(analysis)) if findings else ()
     return replace(_advise(analysis, findings), findings=findings, notes=notes)
@@ -72,7 +89,9 @@ def _advise(analysis: Analysis, findings: Sequence[Finding]) -> Verdict:
         )
     words = LOSS_TONES if target is None else TONES
     numbers = Counter(tones.values())
-    summary = listed([f"{text} ({numbers[tone]})" for tone, text in words.items() if numbers[tone]])
+    summary = listed(
+        [f"{text} ({numbers[tone]})" for tone, text in words.items() if numbers[tone]]
+    )
     arms = plural(len(tones), "arm")
     if target is None:
         return Verdict(lead=f"Final loss of {arms} against {base.name}: {summary}.")
@@ -93,15 +112,21 @@ def _choose(analysis: Analysis, tones: Mapping[str, Tone]) -> Verdict:
     good = [arm for arm in arms if tones[arm.name] in ("fewer", "within")]
     known = good or [arm for arm in arms if arm.token_cost.kind == "interval"]
     if not known:
-        notes = grouped((arm.name, arm.token_cost.note) for arm in arms if arm.token_cost.note)
-        reasons = [note.replace("this arm", listed(names)) for note, names in notes.items()]
+        notes = grouped(
+            (arm.name, arm.token_cost.note) for arm in arms if arm.token_cost.note
+        )
+        reasons = [
+            note.replace("this arm", listed(names)) for note, names in notes.items()
+        ]
         return Verdict(
             lead=f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). "
             "It takes more seeds, or a target that every run reaches after its first evaluation."
         )
     # Of arms with an equal share in FP4, the one of lowest token cost.
     most = max(map(_fp4_share, known))
-    first, *equal = sorted((arm for arm in known if _fp4_share(arm) == most), key=tokens_needed)
+    first, *equal = sorted(
+        (arm for arm in known if _fp4_share(arm) == most), key=tokens_needed
+    )
     fewest = min([arm for arm in known if arm.fp4_share] or known, key=tokens_needed)
     answer = _describe(first, equal if most else [])
     beside = ""

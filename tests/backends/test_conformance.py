@@ -23,7 +23,11 @@ USUAL = "emulated"
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param(check, id=f"{name}: {check.name}", marks=[] if name == USUAL else pytest.mark.exhaustive)
+        pytest.param(
+            check,
+            id=f"{name}: {check.name}",
+            marks=[] if name == USUAL else pytest.mark.exhaustive,
+        )
         for name in BACKENDS
         for check in checks(load_backend(name), "cpu")
     ],
@@ -87,7 +91,10 @@ def test_a_wrong_back_end_fails(fault, caught_by):
     with pytest.raises(AssertionError):
         by_name[caught_by].run()
     if fault == "narrow":
-        assert by_name["accumulator: mxfp4"].run().detail == "sums keep 16 bits, of fp32's 24"
+        assert (
+            by_name["accumulator: mxfp4"].run().detail
+            == "sums keep 16 bits, of fp32's 24"
+        )
 
 
 class Hopper(TorchBackend):
@@ -99,7 +106,11 @@ class Hopper(TorchBackend):
 
     def multiply(self, a, b):
         total = torch.zeros(a.shape[0], b.shape[0])
-        pairs = zip(a.values.double().split(128, 1), b.values.double().split(128, 1), strict=True)
+        pairs = zip(
+            a.values.double().split(128, 1),
+            b.values.double().split(128, 1),
+            strict=True,
+        )
         for left, right in pairs:
             products = left[:, None] * right
             exponent = torch.frexp(products.abs().amax(-1, keepdim=True)).exponent
@@ -117,13 +128,21 @@ class Hopper(TorchBackend):
         (Hopper(bits=24), None),
         (Hopper(factor=1.01), r"off by up to \(1 \+ [\d.]+\) × the bound"),
         (Hopper(factor=0.99), r"off by up to \(1 \+ [\d.]+\) × the bound"),
-        (Hopper(bits=13), "sums keep 13 bits within 128 products, .* none known under 14"),
-        (Hopper(bits=10), "sums keep 10 bits within 128 products, .* none known under 14"),
+        (
+            Hopper(bits=13),
+            "sums keep 13 bits within 128 products, .* none known under 14",
+        ),
+        (
+            Hopper(bits=10),
+            "sums keep 10 bits within 128 products, .* none known under 14",
+        ),
     ],
     ids=["14 bits", "24 bits", "1 % more", "1 % less", "13 bits", "10 bits"],
 )
 def test_the_bound_of_a_product_is_that_of_the_accumulator(policy, backend, fault):
-    by_name = {check.name: check for check in checks(backend, "cpu", policies_of(policy))}
+    by_name = {
+        check.name: check for check in checks(backend, "cpu", policies_of(policy))
+    }
     product = by_name[f"product: {policy}"]
     if fault is None:
         product.run()
@@ -131,7 +150,11 @@ def test_the_bound_of_a_product_is_that_of_the_accumulator(policy, backend, faul
         with pytest.raises(AssertionError, match=fault):
             product.run()
     outcome = by_name[f"accumulator: {policy}"].run()
-    kept = f"{backend.bits} bits within 128 products, 24 across" if backend.bits < 24 else "24 bits"
+    kept = (
+        f"{backend.bits} bits within 128 products, 24 across"
+        if backend.bits < 24
+        else "24 bits"
+    )
     assert outcome.detail == f"sums keep {kept}, of fp32's 24"
     assert list(outcome.figures.values()) == [backend.bits, 24, 24]
 
@@ -157,7 +180,9 @@ class Rounding(EmulatedBackend):
         total = torch.zeros((), dtype=torch.float64)
         pairs = zip(a.values.split(64, 1), b.values.split(64, 1), strict=True)
         for left, right in pairs:
-            total = self.add(total, (left.double() @ right.double().t()).float().double())
+            total = self.add(
+                total, (left.double() @ right.double().t()).float().double()
+            )
         return (total * a.descale * b.descale).to(torch.bfloat16)
 
 
@@ -178,13 +203,18 @@ class Late(EmulatedBackend):
         (Rounding(down), ["down"] * 3),
         (Rounding(lambda total, group: -down(-total, -group)), ["up"] * 3),
         (Rounding(torch.add), ["not at all (more than 24 bits, or another order)"] * 3),
-        (Rounding(lambda total, group: total + group * (group.abs() > 1)), ["small terms cut off"] * 3),
+        (
+            Rounding(lambda total, group: total + group * (group.abs() > 1)),
+            ["small terms cut off"] * 3,
+        ),
         (Late(), ["to nearest", "toward zero", "toward zero"]),
     ],
     ids=["nearest", "toward zero", "down", "up", "wide", "cut off", "late"],
 )
 def test_the_probe_tells_which_way_sums_are_rounded(fmt, backend, found):
-    expected = "; ".join(f"{how} {gap} apart" for how, gap in zip(found, (64, 128, 1024), strict=True))
+    expected = "; ".join(
+        f"{how} {gap} apart" for how, gap in zip(found, (64, 128, 1024), strict=True)
+    )
     outcome = sum_rounding(backend, "cpu", OperandPolicy(format=fmt))
     assert outcome.detail == f"between groups of products: {expected}"
 
@@ -196,4 +226,6 @@ def test_bad_operands_are_refused_by_every_back_end():
 
 
 def test_every_built_in_back_end_is_held_to_the_suite():
-    assert {*BACKENDS, "triton"} == {*BUILT_IN}  # Triton's is interpreted in ``triton/``
+    assert {*BACKENDS, "triton"} == {
+        *BUILT_IN
+    }  # Triton's is interpreted in ``triton/``

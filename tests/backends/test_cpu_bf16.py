@@ -50,7 +50,9 @@ def test_products_are_rounded_once_forward_and_backward(instructions):
     # In a process of its own: the operators of a process are changed for good.
     run = [sys.executable, "-W", "error", "-c", textwrap.dedent(CODE)]
     limited = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
-    result = subprocess.run(run, env=limited, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        run, env=limited, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
 
 

@@ -62,8 +62,14 @@ def test_bits_for_odd_shapes_strides_and_values(policy, axis):
     for k in (128, 384) if tiled else (1, 33, 130, 200):
         for n in (128, 256) if policy.scale == "128x128" else (1, 31, 65):
             rows, columns = (n, k) if axis == 1 else (k, n)
-            wide = awkward(max(rows, 8), max(columns, 8), torch.float32)[:rows, :columns]
-            for x in (wide, wide.to(torch.bfloat16), wide.to(torch.bfloat16).t().contiguous().t()):
+            wide = awkward(max(rows, 8), max(columns, 8), torch.float32)[
+                :rows, :columns
+            ]
+            for x in (
+                wide,
+                wide.to(torch.bfloat16),
+                wide.to(torch.bfloat16).t().contiguous().t(),
+            ):
                 assert supports(policy)
                 check_bits(x, policy, axis)
 
@@ -84,7 +90,11 @@ def test_products_that_fp32_holds_are_exact(axes, blocks, m, n):
         values = torch.randint(-15, 16, (rows, k), generator=generator)
         scales = 2.0 ** torch.randint(-3, 4, (rows, blocks), generator=generator)
         exact = values.double() * scales.double().repeat_interleave(k // blocks, dim=1)
-        stored = (values, scales) if axis == 1 else (values.t().contiguous(), scales.t().contiguous())
+        stored = (
+            (values, scales)
+            if axis == 1
+            else (values.t().contiguous(), scales.t().contiguous())
+        )
         sides.append((operand(*stored, axis), exact))
     (a, left), (b, right) = sides
     assert torch.equal(EMULATED.multiply(a, b), (left @ right.t()).to(torch.bfloat16))
@@ -103,12 +113,17 @@ def test_sums_of_128_are_scaled_and_added_in_fp32():
     assert EMULATED.multiply(operand(a, scales, 1), operand(b, ones, 1)).item() == 3.0
 
 
-@pytest.mark.parametrize(("element", "scale"), [(448.0, 1.37 * 2.0**-74), (2.0**-9, 2.0**65)])
+@pytest.mark.parametrize(
+    ("element", "scale"), [(448.0, 1.37 * 2.0**-74), (2.0**-9, 2.0**65)]
+)
 def test_scales_whose_product_leaves_fp32_go_another_way(element, scale):
     a = operand(torch.full((4, 128), element), torch.full((4, 1), scale), 1)
     b = operand(torch.full((2, 128), element), torch.full((2, 1), scale), 1)
     exact = 128 * float(a.values[0, 0]) * float(b.values[0, 0])
-    assert EMULATED.multiply(a, b).double().tolist() == [[pytest.approx(exact, rel=2.0**-8)] * 2] * 4
+    assert (
+        EMULATED.multiply(a, b).double().tolist()
+        == [[pytest.approx(exact, rel=2.0**-8)] * 2] * 4
+    )
 
 
 def test_a_nan_stays_in_its_row_and_column():
@@ -117,15 +132,21 @@ def test_a_nan_stays_in_its_row_and_column():
     x[3, 5] = float("nan")
     w[7, 200] = float("inf")
     draw = Draw(policy=FP8_ROW)
-    product = EMULATED.multiply(EMULATED.quantize(x, draw, axis=1), EMULATED.quantize(w, draw, axis=1))
+    product = EMULATED.multiply(
+        EMULATED.quantize(x, draw, axis=1), EMULATED.quantize(w, draw, axis=1)
+    )
     expected = torch.zeros(40, 24, dtype=torch.bool)
     expected[3] = True
     expected[:, 7] = True
     assert torch.equal(product.isnan(), expected)
 
 
-@pytest.mark.parametrize("policy", policies_of("mxfp4 mask\nmxfp4 H64 call permute mask"), ids=label)
-def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_values(policy):
+@pytest.mark.parametrize(
+    "policy", policies_of("mxfp4 mask\nmxfp4 H64 call permute mask"), ids=label
+)
+def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_values(
+    policy,
+):
     for columns in (128, 384) if policy.hadamard else (1, 33, 100):
         grad = normal(37, columns + 5).bfloat16()[:, :columns]
         grad[5, 0] = math.nan
@@ -133,7 +154,9 @@ def test_the_way_back_has_the_bits_of_plain_torch_for_odd_shapes_strides_and_val
         grad[7] = -0.0
         mask = normal(37, columns, seed=1).bfloat16() > 0
         actual = EMULATED.gradient_through(grad, policy, key=KEY, mask=mask)
-        assert same_bits(actual, Backend.gradient_through(EMULATED, grad, policy, key=KEY, mask=mask))
+        assert same_bits(
+            actual, Backend.gradient_through(EMULATED, grad, policy, key=KEY, mask=mask)
+        )
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
@@ -144,14 +167,20 @@ def test_quantising_again_has_the_bits_of_quantising_the_dequantised(fmt):
     for again, axis in itertools.product(
         policies_of("nvfp4 ms_eden H32 step\nfp8_e4m3 row\nfp4_e2m1 searched"), (0, 1)
     ):
-        actual = EMULATED.quantize_again(quantized, Draw(policy=again, key=KEY), axis=axis)
-        reference = round_operand(quantized.values.float() * quantized.descale, again, axis=axis, key=KEY)
+        actual = EMULATED.quantize_again(
+            quantized, Draw(policy=again, key=KEY), axis=axis
+        )
+        reference = round_operand(
+            quantized.values.float() * quantized.descale, again, axis=axis, key=KEY
+        )
         assert difference(actual, reference) is None
 
 
 @pytest.mark.parametrize(
     "policy",
-    policies_of("fp8_e4m3\nmxfp4\nmxfp4 stochastic 0.75\nnvfp4 H16 fixed\nfp8_e4m3 1x128"),
+    policies_of(
+        "fp8_e4m3\nmxfp4\nmxfp4 stochastic 0.75\nnvfp4 H16 fixed\nfp8_e4m3 1x128"
+    ),
     ids=label,
 )
 def test_any_number_of_threads(policy):
@@ -189,7 +218,9 @@ def anew():
     cpu_build.loaded.cache_clear()
 
 
-def test_a_compiler_is_looked_for_on_the_path_then_among_packages(monkeypatch, tmp_path):
+def test_a_compiler_is_looked_for_on_the_path_then_among_packages(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(device, "find_spec", lambda _: None)
@@ -204,7 +235,9 @@ def test_the_kernel_knows_the_rules_and_roundings_by_their_names():
     header = cpu_build._build_here().sources["job.h"].decode()
     families = {rule.family for rule in SCALE_RULES.values() if "cpp" in rule.kernels}
     assert {*enumerators("Rule", header)} == {family.upper() for family in families}
-    assert {*enumerators("Rounding", header)} == {rounding.upper() for rounding in get_args(Rounding)}
+    assert {*enumerators("Rounding", header)} == {
+        rounding.upper() for rounding in get_args(Rounding)
+    }
 
 
 def test_with_a_compiler_the_kernel_is_used():
@@ -257,11 +290,17 @@ def test_a_kernel_is_kept_where_nobody_else_can_write(monkeypatch, tmp_path):
     assert folder() == (shared / "kernels", None)  # it is ours: closed
     assert (shared / "kernels").stat().st_mode & 0o022 == 0
     shared.chmod(0o777)
-    assert folder() == (private_cache / "ablate" / "kernels", f"others can replace what is in {shared}")
+    assert folder() == (
+        private_cache / "ablate" / "kernels",
+        f"others can replace what is in {shared}",
+    )
     shutil.rmtree(private_cache)
     private_cache.write_text("no folder")
     private, why = folder()
-    assert (private.stat().st_mode & 0o777, why) == (0o700, f"others can replace what is in {shared}")
+    assert (private.stat().st_mode & 0o777, why) == (
+        0o700,
+        f"others can replace what is in {shared}",
+    )
 
 
 def test_a_library_that_others_can_change_is_not_opened(tmp_path):
@@ -293,9 +332,15 @@ def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("instructions", ["AVX512", "AVX2", "DEFAULT"])
-def test_every_width_of_vectors_has_the_bits_of_the_reference(monkeypatch, tmp_path, instructions, compiler):
+def test_every_width_of_vectors_has_the_bits_of_the_reference(
+    monkeypatch, tmp_path, instructions, compiler
+):
     widest = torch.backends.cpu.get_cpu_capability()
-    if not shutil.which(compiler) or (instructions, widest) == ("AVX512", "AVX2") or widest == "DEFAULT":
+    if (
+        not shutil.which(compiler)
+        or (instructions, widest) == ("AVX512", "AVX2")
+        or widest == "DEFAULT"
+    ):
         pytest.skip(f"no {compiler}, or a CPU without {instructions}")
     here = cpu_build._build_here()
     if (instructions, Path(here.compiler[0]).name) == (widest, compiler):
@@ -303,11 +348,17 @@ def test_every_width_of_vectors_has_the_bits_of_the_reference(monkeypatch, tmp_p
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     flags = cpu_build._build_here().flags
     assert (flags == here.flags) == (instructions == widest)
-    built_whole(dataclasses.replace(here, compiler=(compiler,), flags=flags, target=tmp_path / "kernel.so"))
+    built_whole(
+        dataclasses.replace(
+            here, compiler=(compiler,), flags=flags, target=tmp_path / "kernel.so"
+        )
+    )
 
 
 @pytest.mark.exhaustive
-def test_the_compiler_of_a_python_package_has_the_bits_of_the_reference(monkeypatch, tmp_path):
+def test_the_compiler_of_a_python_package_has_the_bits_of_the_reference(
+    monkeypatch, tmp_path
+):
     pytest.importorskip("ziglang", reason="the package ziglang is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))  # no other compiler
     monkeypatch.delenv("CXX", raising=False)
@@ -325,12 +376,26 @@ def built_whole(build):
 @pytest.mark.exhaustive
 def test_it_compiles_for_arm(tmp_path):
     pytest.importorskip("ziglang", reason="the package ziglang is not installed")
-    flags = [flag for flag in cpu_build._FLAGS if flag not in ("-march=native", "-shared", "-s")]
+    flags = [
+        flag
+        for flag in cpu_build._FLAGS
+        if flag not in ("-march=native", "-shared", "-s")
+    ]
     source = Path(cpu_build.__file__).parent / "kernel" / "kernel.cpp"
-    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu", *flags]
+    compiler = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "c++",
+        "-target",
+        "aarch64-linux-gnu",
+        *flags,
+    ]
     caches = dict.fromkeys(cpu_build._CACHES_OF_ZIG, str(tmp_path))
     subprocess.run(
-        [*compiler, "-c", source, "-o", tmp_path / "kernel.o"], env=os.environ | caches, check=True
+        [*compiler, "-c", source, "-o", tmp_path / "kernel.o"],
+        env=os.environ | caches,
+        check=True,
     )
     machine = (tmp_path / "kernel.o").read_bytes()[18:20]
     assert int.from_bytes(machine, "little") == 183  # EM_AARCH64

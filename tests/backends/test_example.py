@@ -20,7 +20,9 @@ def installed(folder):
     (info / "METADATA").write_text(about)
     places = project["entry-points"]["ablate.backends"]
     lines = [f"{name} = {place}" for name, place in places.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[ablate.backends]", *lines]) + "\n")
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[ablate.backends]", *lines]) + "\n"
+    )
     return os.pathsep.join(map(str, (folder, EXAMPLE, Path(__file__).parents[2])))
 
 

@@ -21,7 +21,9 @@ BACKEND = load_backend("torch")
 
 @pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (256, 12), (33, 9)])
 def test_the_swizzle_is_cublas_definition(shape):
-    scales = torch.randint(255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scales = torch.randint(
+        255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     rows, columns = shape
     tiles_across = -(-columns // 4)
     out = torch.zeros(-(-rows // 128) * tiles_across * 512, dtype=torch.uint8)
@@ -30,7 +32,9 @@ def test_the_swizzle_is_cublas_definition(shape):
             tile = row // 128 * tiles_across + column // 4
             inner = column % 4
             outer = row % 128
-            out[tile * 512 + outer % 32 * 16 + outer // 32 * 4 + inner] = scales[row, column]
+            out[tile * 512 + outer % 32 * 16 + outer // 32 * 4 + inner] = scales[
+                row, column
+            ]
     assert torch.equal(swizzled(scales), out)
 
 
@@ -50,15 +54,24 @@ def arguments(fmt, m, n, k, *, hip=False):
 @pytest.mark.parametrize(
     ("version", "arch", "mode", "why"),
     [
-        ("2.9.1", "sm_90", "no", "torch 2.9.1 has no F.scaled_mm on sm_90 (needs 2.10)"),
+        (
+            "2.9.1",
+            "sm_90",
+            "no",
+            "torch 2.9.1 has no F.scaled_mm on sm_90 (needs 2.10)",
+        ),
         ("2.11.0+cu130", "sm_90", "native", "F.scaled_mm, quantised by"),
         ("2.11.0", "cpu", "no", "torch 2.11.0 has no F.scaled_mm on cpu (needs 2.13)"),
         ("2.13.0+cpu", "cpu", "emulated", "F.scaled_mm of FP8 codes on the CPU"),
     ],
 )
-def test_an_older_torch_is_refused_where_it_has_no_scaled_mm(monkeypatch, version, arch, mode, why):
+def test_an_older_torch_is_refused_where_it_has_no_scaled_mm(
+    monkeypatch, version, arch, mode, why
+):
     monkeypatch.setattr(torch, "__version__", version)
-    support = BACKEND.support(both(OperandPolicy(format="fp8_e4m3")), device_of_arch(arch))
+    support = BACKEND.support(
+        both(OperandPolicy(format="fp8_e4m3")), device_of_arch(arch)
+    )
     assert (support.mode, support.detail[: len(why)]) == (mode, why)
 
 
@@ -68,13 +81,18 @@ def test_arguments_on_gfx950(fmt, per_byte):
     codes = call["mat_a"].view(torch.uint8)
     assert codes.shape == (32, 128 // per_byte)  # whole tiles: M and N by 32, K by 64
     assert call["mat_b"].shape == (128 // per_byte, 64)
-    assert [call[name][0].shape for name in ("scale_a", "scale_b")] == [(32, 4), (64, 4)]
+    assert [call[name][0].shape for name in ("scale_a", "scale_b")] == [
+        (32, 4),
+        (64, 4),
+    ]
     assert call["swizzle_a"] == [SwizzleType.NO_SWIZZLE]
     assert codes[:7, : 96 // per_byte].eq(1).all()
     assert int(codes.sum()) == 7 * 96 // per_byte  # padding adds codes of zero
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(128, 256, 512), (7, 33, 96), (300, 17, 160)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(128, 256, 512), (7, 33, 96), (300, 17, 160)]
+)
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8", "nvfp4"])
 def test_torchs_own_checks_take_the_arguments_on_blackwell(fmt, m, n, k):
     call = arguments(fmt, m, n, k)
@@ -85,7 +103,9 @@ def test_torchs_own_checks_take_the_arguments_on_blackwell(fmt, m, n, k):
     with pytest.raises(ValueError, match="scale_b should have"):
         F.scaled_mm(**call | {"scale_b": short})
     # Without data it checks the shapes. It checks strides on a GPU alone.
-    shapes = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), call)
+    shapes = tree_map_only(
+        torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), call
+    )
     assert F.scaled_mm(**shapes).shape == (m, -(-n // 16) * 16)
     assert call["mat_a"].is_contiguous()
     assert call["mat_b"].t().is_contiguous()
@@ -97,18 +117,24 @@ def test_the_call_reaches_scaled_mm_and_is_cut_back(fmt, monkeypatch):
 
     def scaled_mm(**call):
         seen.update(call)
-        return torch.ones(call["mat_a"].shape[0], call["mat_b"].shape[1], dtype=torch.bfloat16)
+        return torch.ones(
+            call["mat_a"].shape[0], call["mat_b"].shape[1], dtype=torch.bfloat16
+        )
 
     monkeypatch.setattr(scaled.F, "scaled_mm", scaled_mm)
     draw = Draw(policy=OperandPolicy(format=fmt))
-    left, right = (BACKEND.quantize(torch.randn(rows, 96), draw, axis=1) for rows in (10, 5))
+    left, right = (
+        BACKEND.quantize(torch.randn(rows, 96), draw, axis=1) for rows in (10, 5)
+    )
     out = BACKEND.multiply(left, right)
     assert (out.shape, out.is_contiguous()) == ((10, 5), True)
     if fmt == "nvfp4":
         assert float(seen["scale_a"][1]) == float(left.descale)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 48, 96), (33, 47, 50), (1, 1, 1), (0, 4, 8), (4, 8, 0)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 48, 96), (33, 47, 50), (1, 1, 1), (0, 4, 8), (4, 8, 0)]
+)
 @pytest.mark.parametrize("scale", ["tensor", "row"])
 def test_fp8_of_any_shape(m, n, k, scale):
     generator = torch.Generator().manual_seed(m + n + k)
@@ -121,7 +147,10 @@ def test_fp8_of_any_shape(m, n, k, scale):
         for rows, fmt in ((m, "fp8_e4m3"), (n, "fp8_e5m2"))
     ]
     out = BACKEND.multiply(left, right)
-    a, b = (one.values.double() * torch.as_tensor(one.descale).double().reshape(-1, 1) for one in sides)
+    a, b = (
+        one.values.double() * torch.as_tensor(one.descale).double().reshape(-1, 1)
+        for one in sides
+    )
     exact = a @ b.t()
     assert out.shape == (m, n)
     bound = exact.abs() * 2.0**-8 + (a.abs() @ b.abs().t()) * 2.0**-20
@@ -135,5 +164,7 @@ def test_fp8_of_any_shape(m, n, k, scale):
     ),
     ids=label,
 )
-def test_what_is_packed_in_plain_torch_has_the_references_bits_and_mask_along_both_axes(policy):
+def test_what_is_packed_in_plain_torch_has_the_references_bits_and_mask_along_both_axes(
+    policy,
+):
     assert quantised_bits(BACKEND, "cpu", policy)

@@ -48,9 +48,13 @@ def answers(line):
         answer = f"{backend.name} ({support.mode})"
         for name in ("torch", "triton"):
             support = load_backend(name).support(gemm, known)
-            answer += f"; {name}: {support.detail if support.mode == 'no' else support.mode}"
+            answer += (
+                f"; {name}: {support.detail if support.mode == 'no' else support.mode}"
+            )
         archs_by_answer.setdefault(answer, []).append(known.arch)
-    return [f"{', '.join(archs)}: {answer}" for answer, archs in archs_by_answer.items()]
+    return [
+        f"{', '.join(archs)}: {answer}" for answer, archs in archs_by_answer.items()
+    ]
 
 
 def test_auto_takes_the_fastest_native_one_and_each_refusal_has_its_reason():
@@ -79,7 +83,10 @@ def test_choices_of_a_whole_recipe():
         ("fprop by rule 1", "emulated"), ("wgrad by rule 1", "emulated"),
     ]  # fmt: skip
     assert overall_mode(choices) == "native"
-    assert overall_mode(Selection("auto").choices(resolve(spec), device_of_arch("cpu"))) == "emulated"
+    assert (
+        overall_mode(Selection("auto").choices(resolve(spec), device_of_arch("cpu")))
+        == "emulated"
+    )
 
 
 class OwnBackend(EmulatedBackend):
@@ -88,13 +95,18 @@ class OwnBackend(EmulatedBackend):
     name = "own"
 
     def support(self, gemm, device):  # noqa: ARG002  the protocol's signature
-        return Support(mode="native" if device.arch == "mine" else "no", detail="my own silicon")
+        return Support(
+            mode="native" if device.arch == "mine" else "no", detail="my own silicon"
+        )
 
 
 def test_a_users_own_back_end_by_entry_point(monkeypatch):
     def register(name, where):
         entry = EntryPoint(name=name, value=where, group="ablate.backends")
-        monkeypatch.setattr("ablate.run.entry_points", lambda group: EntryPoints([entry]).select(group=group))
+        monkeypatch.setattr(
+            "ablate.run.entry_points",
+            lambda group: EntryPoints([entry]).select(group=group),
+        )
         select.load_backend.cache_clear()
 
     register("own", f"{__name__}:OwnBackend")
@@ -103,7 +115,9 @@ def test_a_users_own_back_end_by_entry_point(monkeypatch):
     assert Selection("auto").choose(both(MXFP4), mine)[0].name == "own"
     assert Selection("own").choose(both(MXFP4), mine)[0].name == "own"
     register("gone", "no_such_module:Backend")
-    with pytest.raises(ValueError, match=r"back end 'gone' \(no_such_module:Backend\) does not import"):
+    with pytest.raises(
+        ValueError, match=r"back end 'gone' \(no_such_module:Backend\) does not import"
+    ):
         load_backend("gone")
     select.load_backend.cache_clear()
 
@@ -111,12 +125,19 @@ def test_a_users_own_back_end_by_entry_point(monkeypatch):
 @pytest.mark.parametrize(
     ("arch", "policy", "version", "fault"),
     [
-        ("sm_100", MXFP4, (3, 4), "Triton 3.4 is too old (needs 3.6; pip install -U triton)"),
+        (
+            "sm_100",
+            MXFP4,
+            (3, 4),
+            "Triton 3.4 is too old (needs 3.6; pip install -U triton)",
+        ),
         ("sm_90", NVFP4, (3, 7), "NVFP4 is widened from Triton 3.8 on"),
         ("cpu", MXFP4, (3, 7), "tl.dot_scaled is interpreted from Triton 3.8 on"),
     ],
 )
-def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy, version, fault):
+def test_triton_that_is_missing_or_too_old_is_one_line(
+    monkeypatch, arch, policy, version, fault
+):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for module in (device, scaled):
         monkeypatch.setattr(module, "triton_version", lambda: version)
@@ -127,10 +148,18 @@ def test_triton_that_is_missing_or_too_old_is_one_line(monkeypatch, arch, policy
 @pytest.mark.parametrize(
     ("version", "gemm", "quantiser"),
     [
-        ((3, 4), both(MXFP4), "plain torch (Triton 3.4 is too old (needs 3.6; pip install -U triton))"),
+        (
+            (3, 4),
+            both(MXFP4),
+            "plain torch (Triton 3.4 is too old (needs 3.6; pip install -U triton))",
+        ),
         ((9, 0), both(MXFP4), "Triton"),
         ((9, 0), GemmPolicy(left=MXFP4, right=BF16), "Triton"),
-        ((9, 0), both(OperandPolicy(format="fp8_e4m3", scale="row")), "plain torch (scale 'row')"),
+        (
+            (9, 0),
+            both(OperandPolicy(format="fp8_e4m3", scale="row")),
+            "plain torch (scale 'row')",
+        ),
     ],
 )
 def test_no_triton_is_too_old_or_new_to_emulate_and_the_record_says_what_quantises(
@@ -139,12 +168,16 @@ def test_no_triton_is_too_old_or_new_to_emulate_and_the_record_says_what_quantis
     monkeypatch.setattr(device, "triton_version", lambda: version)
     support = load_backend("emulated").support(gemm, H200)
     assert support.mode == "emulated"
-    assert support.detail == f"bf16 GEMM of dequantised values, quantised by {quantiser}"
+    assert (
+        support.detail == f"bf16 GEMM of dequantised values, quantised by {quantiser}"
+    )
 
 
 @pytest.fixture
 def config():
-    return config_of(ModelConfig(), resolve(RecipeSpec(gemms=["fprop", "wgrad"])), "auto", 64)
+    return config_of(
+        ModelConfig(), resolve(RecipeSpec(gemms=["fprop", "wgrad"])), "auto", 64
+    )
 
 
 def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
@@ -152,10 +185,16 @@ def test_before_a_run_its_gemms_must_fit_the_device(config, monkeypatch):
     assert {choice.mode for choice in choices} == {"emulated"}
     assert run_self_tests(config, "cpu", allow_failed=False) == []
     native = ResourcesConfig(require_native=True)
-    with pytest.raises(UnfitDeviceError, match=r"no native .* for Fprop on CPU .*`ablate check backends`"):
+    with pytest.raises(
+        UnfitDeviceError,
+        match=r"no native .* for Fprop on CPU .*`ablate check backends`",
+    ):
         fit_choices(config, native, "cpu")
     named = dataclasses.replace(config, backend="torch")
-    with pytest.raises(UnfitDeviceError, match=r"'torch' cannot do mxfp4 on CPU: .*; backend: auto takes"):
+    with pytest.raises(
+        UnfitDeviceError,
+        match=r"'torch' cannot do mxfp4 on CPU: .*; backend: auto takes",
+    ):
         fit_choices(named, ResourcesConfig(), "cpu")
     if not torch.cuda.is_available():
         no_gpu = r"^no GPU can be used here \([^\n]+\); set resources.gpus: 0[^\n]+$"
@@ -195,7 +234,9 @@ class SignLost(EmulatedBackend):
         )
 
 
-def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, tests_run):
+def test_emulation_on_a_gpu_must_give_the_references_bits(
+    config, monkeypatch, tests_run
+):
     monkeypatch.setitem(BUILT_IN, "emulated", f"{__name__}:SignLost")
     select.load_backend.cache_clear()
     fault = (
@@ -208,12 +249,16 @@ def test_emulation_on_a_gpu_must_give_the_references_bits(config, monkeypatch, t
             run_self_tests(config, "cpu", allow_failed=False)
     assert tests_run == [("emulated", (BF16, MXFP4))] * 2
     results = run_self_tests(config, "cpu", allow_failed=True)
-    assert [result["check"] for result in results if not result["passed"]] == ["quantised bits: mxfp4"]
+    assert [result["check"] for result in results if not result["passed"]] == [
+        "quantised bits: mxfp4"
+    ]
     reference = dataclasses.replace(config, backend="reference")
     assert run_self_tests(reference, "cpu", allow_failed=False) == []
 
 
-def test_a_self_test_that_passed_is_known_until_something_changes(config, monkeypatch, tests_run, tmp_path):
+def test_a_self_test_that_passed_is_known_until_something_changes(
+    config, monkeypatch, tests_run, tmp_path
+):
     def count_tests():
         before = len(tests_run)
         results = run_self_tests(config, "cpu", allow_failed=False)
@@ -228,32 +273,57 @@ def test_a_self_test_that_passed_is_known_until_something_changes(config, monkey
     assert [count_tests(), count_tests()] == [1, 0]
     record.chmod(0o666)  # others can write to it
     assert count_tests() == 1
-    for name, value in (("hash_of_sources", "new"), ("triton_build", "4.0"), ("driver_version", "600.1")):
+    for name, value in (
+        ("hash_of_sources", "new"),
+        ("triton_build", "4.0"),
+        ("driver_version", "600.1"),
+    ):
         monkeypatch.setattr(select, name, lambda *_, value=value: value)
         assert [count_tests(), count_tests()] == [1, 0]
-    monkeypatch.setattr(select, "device_of", lambda _: dataclasses.replace(H200, name="H100"))
+    monkeypatch.setattr(
+        select, "device_of", lambda _: dataclasses.replace(H200, name="H100")
+    )
     assert [count_tests(), count_tests()] == [1, 0]
 
 
-def test_a_run_trains_although_its_self_test_cannot_be_kept(config, monkeypatch, tests_run):
+def test_a_run_trains_although_its_self_test_cannot_be_kept(
+    config, monkeypatch, tests_run
+):
     monkeypatch.setattr(select, "write_record", Mock(side_effect=OSError("no space")))
     for count in (1, 2):
-        assert all(result["passed"] for result in run_self_tests(config, "cpu", allow_failed=False))
+        assert all(
+            result["passed"]
+            for result in run_self_tests(config, "cpu", allow_failed=False)
+        )
         assert len(tests_run) == count
 
 
 @pytest.mark.parametrize(("name", "mode"), [("auto", "native"), ("triton", "upcast")])
-def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(config, monkeypatch, name, mode):
+def test_a_failed_self_test_stops_the_run_unless_the_study_says_otherwise(
+    config, monkeypatch, name, mode
+):
     device = B200 if mode == "native" else H200
     monkeypatch.setattr(select, "device_of", lambda _: device)
     monkeypatch.setattr(scaled, "triton_fault", lambda: None)
     config = dataclasses.replace(config, backend=name)
     tested = "torch" if name == "auto" else name
-    assert mode in {choice.mode for choice in fit_choices(config, ResourcesConfig(), "cuda")}
-    bad = {"backend": tested, "check": "exact probe: mxfp4", "passed": False, "detail": "3 differ"}
-    monkeypatch.setattr(select, "known_or_tested", lambda decisive, *_: [bad] * (decisive[0] == tested))
+    assert mode in {
+        choice.mode for choice in fit_choices(config, ResourcesConfig(), "cuda")
+    }
+    bad = {
+        "backend": tested,
+        "check": "exact probe: mxfp4",
+        "passed": False,
+        "detail": "3 differ",
+    }
+    monkeypatch.setattr(
+        select, "known_or_tested", lambda decisive, *_: [bad] * (decisive[0] == tested)
+    )
     assert run_self_tests(config, "cuda", allow_failed=True) == [bad]
-    with pytest.raises(UnfitDeviceError, match=f"back end '{tested}' failed: exact probe: mxfp4: 3 differ"):
+    with pytest.raises(
+        UnfitDeviceError,
+        match=f"back end '{tested}' failed: exact probe: mxfp4: 3 differ",
+    ):
         run_self_tests(config, "cuda", allow_failed=False)
 
 
@@ -264,10 +334,14 @@ def test_auto_never_widens_codes():
             assert support.mode in ("native", "emulated"), (arch, policy)
 
 
-def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(monkeypatch):
+def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(
+    monkeypatch,
+):
     first = quick_self_test("emulated", "cpu")
     assert all(result["passed"] for result in first)
-    assert {"exact probe: mxfp4", "accumulator: mxfp4"} <= {result["check"] for result in first}
+    assert {"exact probe: mxfp4", "accumulator: mxfp4"} <= {
+        result["check"] for result in first
+    }
     assert quick_self_test("emulated", "cpu") is first
 
     def broken(*_args, **_options):
@@ -280,7 +354,9 @@ def test_the_self_test_is_run_once_and_an_error_of_a_driver_is_a_failed_check(mo
 
 
 def test_what_a_gpu_does_wrong_is_one_line_with_the_way_out():
-    assert end_of(RuntimeError("CUDA error: device-side assert triggered\nmore")).message == (
+    assert end_of(
+        RuntimeError("CUDA error: device-side assert triggered\nmore")
+    ).message == (
         "the GPU failed: CUDA error: device-side assert triggered; `ablate check device cuda` tests it"
     )
     assert end_of(UnfitDeviceError("no such path")).message == "no such path"
@@ -295,8 +371,12 @@ def test_a_cache_of_triton_in_which_others_can_write_is_not_used(tmp_path, monke
     assert "others can write to" in device.triton_fault()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
-def test_what_another_user_put_into_a_cache_while_it_was_open_is_named(tmp_path, monkeypatch):
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root gives a folder to another user"
+)
+def test_what_another_user_put_into_a_cache_while_it_was_open_is_named(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(device, "triton_version", lambda: (9, 0))
     monkeypatch.setattr(device, "_cache_fault", device._cache_fault.__wrapped__)
@@ -307,10 +387,15 @@ def test_what_another_user_put_into_a_cache_while_it_was_open_is_named(tmp_path,
     assert f"{planted} belongs to another user (remove it)" in device.triton_fault()
 
 
-@pytest.mark.parametrize("take", [lambda: bytearray(1 << 60), lambda: torch.empty(1 << 60)])
+@pytest.mark.parametrize(
+    "take", [lambda: bytearray(1 << 60), lambda: torch.empty(1 << 60)]
+)
 def test_too_little_memory_is_one_line_with_the_way_out_and_not_tried_again(take):
     with pytest.raises((MemoryError, RuntimeError)) as error:
         take()
     end = end_of(error.value)
     assert (end.state, end.transient) == ("failed", False)
-    assert re.match(r"out of memory \(.+\); a smaller training.micro_batch_size needs less", end.message)
+    assert re.match(
+        r"out of memory \(.+\); a smaller training.micro_batch_size needs less",
+        end.message,
+    )

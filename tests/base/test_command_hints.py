@@ -15,13 +15,19 @@ def no_default(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("default", [Path("ablate-runs"), Path("./ablate-runs/"), None])
 def test_a_default_is_not_said(default):
-    assert command_line("run", "my.yaml", storage=default, address=None) == "ablate run my.yaml"
+    assert (
+        command_line("run", "my.yaml", storage=default, address=None)
+        == "ablate run my.yaml"
+    )
 
 
 def test_the_default_of_this_shell_is_not_said_either(monkeypatch, tmp_path):
     monkeypatch.setenv("ABLATE_STORAGE", str(tmp_path / "there"))
     assert command_line("status", storage=tmp_path / "there") == "ablate status"
-    assert command_line("status", storage=Path("ablate-runs")) == "ablate status --storage ablate-runs"
+    assert (
+        command_line("status", storage=Path("ablate-runs"))
+        == "ablate status --storage ablate-runs"
+    )
 
 
 def test_what_is_not_the_default_is_said_as_a_shell_takes_it():

@@ -5,7 +5,12 @@ import pytest
 
 from ablate.base import files
 from ablate.base.errors import UserError
-from ablate.base.files import cache_folder, open_private, open_unlinked, refuse_open_folder
+from ablate.base.files import (
+    cache_folder,
+    open_private,
+    open_unlinked,
+    refuse_open_folder,
+)
 
 
 def test_the_place_of_the_cache(monkeypatch):
@@ -41,15 +46,21 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch, mod
     if mode == 0o770:  # the group of one's own, as many systems have it
         refuse_open_folder(folder)
         monkeypatch.setattr(files, "_is_private_group", lambda _: False)
-    with pytest.raises(UserError, match=f"others can write to {folder} .chmod 700 {folder}, or"):
+    with pytest.raises(
+        UserError, match=f"others can write to {folder} .chmod 700 {folder}, or"
+    ):
         refuse_open_folder(folder)
     if mode != 0o770:
         folder.chmod(mode & 0o777)
-        with pytest.raises(UserError, match=f"others can replace what is in {folder} .choose another"):
+        with pytest.raises(
+            UserError, match=f"others can replace what is in {folder} .choose another"
+        ):
             refuse_open_folder(folder / "runs" / "small")
 
 
-def test_a_folder_of_another_user_is_refused_unless_a_file_server_shows_him(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_refused_unless_a_file_server_shows_him(
+    tmp_path, monkeypatch
+):
     owner = os.geteuid()
     if owner == 0:
         owner = 65534
@@ -69,7 +80,9 @@ def test_a_link_that_leads_out_is_refused_and_no_link_is_written_through(tmp_pat
     (inside / "runs").mkdir(parents=True)
     secret.write_text("secret")
     (inside / "runs" / "log").symlink_to(secret)
-    with pytest.raises(UserError, match=r"runs/log is a link that leads out of .*study .remove it"):
+    with pytest.raises(
+        UserError, match=r"runs/log is a link that leads out of .*study .remove it"
+    ):
         refuse_open_folder(inside, with_links=False)
     for mode in ("a", "ab", "w"):
         with pytest.raises(OSError, match="symbolic links"):
@@ -77,5 +90,8 @@ def test_a_link_that_leads_out_is_refused_and_no_link_is_written_through(tmp_pat
     assert secret.read_text() == "secret"
     with open_private(tmp_path / "logs" / "log", "w") as file:
         file.write("text")
-    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "logs", tmp_path / "logs" / "log")]
+    modes = [
+        path.stat().st_mode & 0o777
+        for path in (tmp_path / "logs", tmp_path / "logs" / "log")
+    ]
     assert modes == [0o700, 0o600]

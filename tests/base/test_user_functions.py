@@ -47,8 +47,14 @@ def test_looking_for_a_function_runs_nothing(tmp_path):
         ("my_model", "'my_model' names no function (expected package.module:function"),
         ("my_model:", "names no function"),
         (":build", "names no function"),
-        ("{folder}/nowhere.py:build", "nowhere.py:build: no such file (relative paths start at the study"),
-        ("no.such.module:build", "no module 'no.such.module' in this Python (install it beside ablate"),
+        (
+            "{folder}/nowhere.py:build",
+            "nowhere.py:build: no such file (relative paths start at the study",
+        ),
+        (
+            "no.such.module:build",
+            "no module 'no.such.module' in this Python (install it beside ablate",
+        ),
         ("..:build", "no module '..'"),
         ("{folder}/my_model.py:other", "my_model.py defines no 'other'"),
         ("{folder}/broken.py:build", "broken.py:2: is not Python"),
@@ -65,7 +71,10 @@ def test_what_cannot_be_found_is_one_line(file, reference, said):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import nothing_of_this_name\ndef build(): pass\n", "cannot be imported: ModuleNotFoundError"),
+        (
+            "import nothing_of_this_name\ndef build(): pass\n",
+            "cannot be imported: ModuleNotFoundError",
+        ),
         ("build = 3\n", "no function 'build' there"),
     ],
 )

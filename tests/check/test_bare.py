@@ -47,7 +47,11 @@ def bare(tmp_path_factory):
     def image(*names):
         folder = tmp_path_factory.mktemp("image")
         for one in with_needs(names).values():
-            for top in {file.parts[0] for file in one.files if file.parts[0] not in ("..", "__pycache__")}:
+            for top in {
+                file.parts[0]
+                for file in one.files
+                if file.parts[0] not in ("..", "__pycache__")
+            }:
                 if not (folder / top).exists():
                     (folder / top).symlink_to(one.locate_file(top))
         return folder
@@ -77,7 +81,9 @@ def test_a_bare_image_leaves_a_record(bare, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     record = json.loads(done.stdout)
-    assert {(part["state"], part["why"]) for part in record["parts"]} == {("not run", "time")}
+    assert {(part["state"], part["why"]) for part in record["parts"]} == {
+        ("not run", "time")
+    }
     code = (
         "import sys; from ablate.check import run; from ablate.check.__main__ import main\n"
         "run.PARTS = {name: run.PARTS[name] for name in ('device', 'exact probe')}\n"
@@ -106,7 +112,10 @@ print(setup.refused["triton"])
     ("packages", "triton"),
     [
         (("torch", "triton", "numpy", "pydantic"), "needs a GPU"),
-        (("torch", "numpy", "pydantic"), "Triton is not installed (pip install triton)"),
+        (
+            ("torch", "numpy", "pydantic"),
+            "Triton is not installed (pip install triton)",
+        ),
     ],
 )
 def test_every_part_can_be_made_there(bare, packages, triton):
@@ -119,7 +128,9 @@ def test_every_part_can_be_made_there(bare, packages, triton):
 
 
 def test_the_benchmark_of_a_device_starts_there(bare, tmp_path):
-    done = bare("-m", "benchmarks.device", "cpu", "--minutes", "1e-9", "--out", str(tmp_path))
+    done = bare(
+        "-m", "benchmarks.device", "cpu", "--minutes", "1e-9", "--out", str(tmp_path)
+    )
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*.json")
     parts = json.loads(path.read_text())["parts"]

@@ -7,7 +7,13 @@ import torch
 
 from ablate.base.errors import UserError
 from ablate.check import certificate
-from ablate.check.certificate import ClaimedOperand, certify, of_function, of_recipe, operand_of
+from ablate.check.certificate import (
+    ClaimedOperand,
+    certify,
+    of_function,
+    of_recipe,
+    operand_of,
+)
 from ablate.check.differences import defined
 from ablate.diagnose.inputs import recipe_of
 from ablate.recipes import OperandPolicy
@@ -61,8 +67,16 @@ def test_a_function_that_is_its_definition_along_the_other_axis():
         (lambda x: mxfp4(x) * 0.99, "other", "Gaussian"),
         # What alone is wrong in a corner case is named by it.
         (lambda x: mxfp4(x).nan_to_num(0.0), "special", "NaN"),
-        (lambda x: torch.where(x.isinf().any(), torch.zeros(()), mxfp4(x)), "special", "Inf"),
-        (lambda x: torch.where((x == 0).all(), torch.full((), 2e-38), mxfp4(x)), "other", "zeros"),
+        (
+            lambda x: torch.where(x.isinf().any(), torch.zeros(()), mxfp4(x)),
+            "special",
+            "Inf",
+        ),
+        (
+            lambda x: torch.where((x == 0).all(), torch.full((), 2e-38), mxfp4(x)),
+            "other",
+            "zeros",
+        ),
         (lambda x: mxfp4(x) * (x.abs().max() < 1e38), "other", "1e38"),
         (lambda x: mxfp4(x) * (x.abs().max() > 1e-37), "other", "subnormals"),
         (away_from_zero, "tie", "ties"),
@@ -71,7 +85,9 @@ def test_a_function_that_is_its_definition_along_the_other_axis():
 def test_a_function_that_is_something_else(wrong, cause, data):
     certificate = quick(wrong, MXFP4)
     assert not certificate.holds
-    assert (cause, data) in {(counted.cause, counted.data) for counted in certificate.differences}
+    assert (cause, data) in {
+        (counted.cause, counted.data) for counted in certificate.differences
+    }
 
 
 def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed():
@@ -83,7 +99,10 @@ def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed()
     assert not same_words.holds
     assert "bias share (Gaussian)" in same_words.disagreements
     shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR)
-    by_neighbours = {"gain by position (Gaussian)", "independence of the noise (Gaussian)"}
+    by_neighbours = {
+        "gain by position (Gaussian)",
+        "independence of the noise (Gaussian)",
+    }
     assert by_neighbours <= set(shared.disagreements)
 
 
@@ -101,12 +120,18 @@ def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe):
     subject = claim(recipe)
     for shared in subject.operands:
         certificate = certify(subject, shared, draws=8)
-        assert certificate.figures["Gaussian"].gain.value == pytest.approx(1.0, abs=0.02)
+        assert certificate.figures["Gaussian"].gain.value == pytest.approx(
+            1.0, abs=0.02
+        )
 
 
 def test_a_function_is_held_against_an_operand_without_its_rotation():
     claimed = operand_of("tseng:wgrad.dy")
-    assert (claimed.axis, claimed.policy.hadamard, claimed.policy.signs) == (0, 0, "none")
+    assert (claimed.axis, claimed.policy.hadamard, claimed.policy.signs) == (
+        0,
+        0,
+        "none",
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +154,10 @@ def test_what_no_function_can_claim_to_be_is_one_line(text, fault):
     ("function", "fault"),
     [
         (lambda x: 1 / 0, "it raised ZeroDivisionError: division by zero"),  # noqa: ARG005
-        (lambda x: x[:1], "it returned torch.bfloat16 [1, 128] for a bf16 matrix [128, 128]"),
+        (
+            lambda x: x[:1],
+            "it returned torch.bfloat16 [1, 128] for a bf16 matrix [128, 128]",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_called_so(function, fault):

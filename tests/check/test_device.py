@@ -11,7 +11,9 @@ from ablate.check import Setup
 from ablate.check.run import facts, machine_of, setup_of
 
 B200 = Setup(
-    where="cuda", device=Device(kind="cuda", arch="sm_100", name="NVIDIA B200", processors=148), backends={}
+    where="cuda",
+    device=Device(kind="cuda", arch="sm_100", name="NVIDIA B200", processors=148),
+    backends={},
 )
 
 
@@ -30,7 +32,10 @@ def test_a_clock_that_cannot_be_read_is_named(monkeypatch):
         raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
 
     properties = SimpleNamespace(
-        name="NVIDIA B200", total_memory=180e9, multi_processor_count=148, clock_rate=1_965_000
+        name="NVIDIA B200",
+        total_memory=180e9,
+        multi_processor_count=148,
+        clock_rate=1_965_000,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     for name in ("clock_rate", "power_draw", "temperature", "utilization"):
@@ -45,7 +50,10 @@ def test_a_clock_that_cannot_be_read_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "580.95.05"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+            "580.95.05",
+        ),
         ("", None),
     ],
 )

@@ -16,20 +16,29 @@ def test_the_standard_error_is_the_spread_of_the_ratio_over_repeats():
     for _ in range(400):
         whole = rng.uniform(1, 3, (30, 2))
         part = whole * (0.5, 0.2) + rng.normal(0, 0.2, (30, 2))
-        found.append(ratios(list(zip(*map(torch.from_numpy, (part, whole)), strict=True)), 1.0))
+        found.append(
+            ratios(list(zip(*map(torch.from_numpy, (part, whole)), strict=True)), 1.0)
+        )
     for ones, expected in zip(zip(*found, strict=True), (1.5, 1.2), strict=True):
         spread = np.std([one.value for one in ones])
-        assert np.mean([one.value for one in ones]) == pytest.approx(expected, abs=4 * spread / 20)
+        assert np.mean([one.value for one in ones]) == pytest.approx(
+            expected, abs=4 * spread / 20
+        )
         assert np.mean([one.error for one in ones]) == pytest.approx(spread, rel=0.1)
 
 
 def test_distances_from_what_is_expected():
-    one, other = RatioEstimate(value=0.9, error=0.03), RatioEstimate(value=1.1, error=0.04)
+    one, other = (
+        RatioEstimate(value=0.9, error=0.03),
+        RatioEstimate(value=1.1, error=0.04),
+    )
     nothing = RatioEstimate(value=None, error=None)
     assert one.off(1.2) == pytest.approx(-10)
     assert RatioEstimate(value=0.9, error=0.0).off(1.0) == -math.inf
     assert [one.is_at(expected) for expected in (1.2, 1.0)] == [False, True]
-    assert RatioEstimate(value=1 - 1e-7, error=0.0).is_at(1.0)  # the arithmetic's own error
+    assert RatioEstimate(value=1 - 1e-7, error=0.0).is_at(
+        1.0
+    )  # the arithmetic's own error
     assert not nothing.is_at(1.0)
     assert one.agrees_with(other)  # 4 standard errors
     assert nothing.agrees_with(nothing)
@@ -47,7 +56,10 @@ def figures(quantise, columns=4, tensors=32):
 
 def noisy(slope):
     def quantise(x, number):
-        return [x * slope + 0.1 * normal(64, 64, seed=10_000 + 2 * number + draw) for draw in range(2)]
+        return [
+            x * slope + 0.1 * normal(64, 64, seed=10_000 + 2 * number + draw)
+            for draw in range(2)
+        ]
 
     return figures(quantise)
 
@@ -60,7 +72,9 @@ def test_bias_is_told_from_noise_and_a_gain_by_its_place_in_the_block():
     # Energies: half of the values have a bias of 0.1 of themselves; the noise has 0.1² everywhere.
     assert found.gain.value == pytest.approx(0.95, abs=5 * found.gain.error)
     assert found.relative_error.value**2 == pytest.approx(0.005 + 0.01, rel=0.02)
-    assert found.bias_share.value == pytest.approx(1 / 3, abs=5 * found.bias_share.error)
+    assert found.bias_share.value == pytest.approx(
+        1 / 3, abs=5 * found.bias_share.error
+    )
     assert found.bias_share.error < 0.01
     assert found.pattern == pytest.approx((1.0, 1.0, 0.9, 0.9), abs=0.002)
     assert not found.unbiased
@@ -74,13 +88,18 @@ def test_one_draw_has_only_bias():
     assert found.relative_error.value == pytest.approx(0.1, rel=1e-4)
     parts = [one.value for one in (found.scale_bias, found.dead_zone, found.grid_noise)]
     assert sum(parts) == pytest.approx(1.0)
-    assert parts[0] < 0 < parts[1] < parts[2]  # rounding to whole numbers errs more than 10 %
+    assert (
+        parts[0] < 0 < parts[1] < parts[2]
+    )  # rounding to whole numbers errs more than 10 %
 
 
 def test_a_word_shared_by_neighbours_is_seen_although_their_signs_differ():
     def quantise(x, number):
         return [
-            x + x.sign() * 0.1 * normal(64, 32, seed=10_000 + 2 * number + draw).repeat_interleave(2, 1)
+            x
+            + x.sign()
+            * 0.1
+            * normal(64, 32, seed=10_000 + 2 * number + draw).repeat_interleave(2, 1)
             for draw in range(2)
         ]
 

@@ -19,7 +19,9 @@ from ablate.check.run import PARTS, setup_of
         ("gfx950", "emulated torch triton", "fp8 mxfp8 mxfp4"),
     ],
 )
-def test_every_part_has_its_checks_on_every_architecture(monkeypatch, arch, claim, native):
+def test_every_part_has_its_checks_on_every_architecture(
+    monkeypatch, arch, claim, native
+):
     device = device_of_arch(arch)
     monkeypatch.setattr(suite, "device_of", lambda _: device)
     setup = setup_of("cpu" if arch == "cpu" else "cuda", device)
@@ -28,16 +30,31 @@ def test_every_part_has_its_checks_on_every_architecture(monkeypatch, arch, clai
     assert all(checks.values())
     for name, of_part in checks.items():
         keys = [(check.backend, check.name) for check in of_part]
-        assert len(set(keys)) == len(keys), f"a finding of {name} would take the place of another"
-    steps = {one.name.split(", ")[1] for one in checks["step times"] if one.name.startswith("llama-tiny")}
-    expected = {"bf16", *(f"{name} emulated" for name in ("mxfp4", "nvfp4", "mxfp8", "fp8"))}
+        assert len(set(keys)) == len(keys), (
+            f"a finding of {name} would take the place of another"
+        )
+    steps = {
+        one.name.split(", ")[1]
+        for one in checks["step times"]
+        if one.name.startswith("llama-tiny")
+    }
+    expected = {
+        "bf16",
+        *(f"{name} emulated" for name in ("mxfp4", "nvfp4", "mxfp8", "fp8")),
+    }
     assert steps == expected | {f"{name} native" for name in native.split()}
     assert {check.backend for check in checks["training"]} == set(setup.backends)
 
 
 def found(part, *names):
-    setup = Setup(where="cpu", device=device_of("cpu"), backends={name: load_backend(name) for name in names})
-    return {(check.backend, check.name): check.outcome() for check in PARTS[part](setup)}
+    setup = Setup(
+        where="cpu",
+        device=device_of("cpu"),
+        backends={name: load_backend(name) for name in names},
+    )
+    return {
+        (check.backend, check.name): check.outcome() for check in PARTS[part](setup)
+    }
 
 
 @pytest.mark.exhaustive

@@ -14,7 +14,9 @@ from ablate.check import Setup, run
 from ablate.check import record as record_of
 from ablate.check.record import read_proof
 
-SETUP = Setup(where="cpu", device=Device(kind="cpu", arch="cpu", name="CPU"), backends={})
+SETUP = Setup(
+    where="cpu", device=Device(kind="cpu", arch="cpu", name="CPU"), backends={}
+)
 PASSED = ("passed", None)
 
 
@@ -32,10 +34,15 @@ def prove(monkeypatch, tmp_path):
 
             return Check(backend="emulated", of=name, run=run)
 
-        parts = {"first": lambda _: map(check, "ab"), "second": lambda _: map(check, "cd")}
+        parts = {
+            "first": lambda _: map(check, "ab"),
+            "second": lambda _: map(check, "cd"),
+        }
         monkeypatch.setattr(run, "PARTS", parts)
         try:
-            return *run.prove(setup, tmp_path, minutes=minutes, clock=itertools.count().__next__), ran
+            return *run.prove(
+                setup, tmp_path, minutes=minutes, clock=itertools.count().__next__
+            ), ran
         except (UserError, KeyboardInterrupt, Crash):
             return read_proof(next(tmp_path.glob("*.json"))), None, ran
 
@@ -52,7 +59,9 @@ def states(record):
 
 def findings(record):
     return {
-        finding.check: (finding.result, finding.detail) for part in record.parts for finding in part.findings
+        finding.check: (finding.result, finding.detail)
+        for part in record.parts
+        for finding in part.findings
     }
 
 
@@ -62,7 +71,9 @@ def test_the_record_says_what_was_found_and_how_long_it_took(prove, monkeypatch)
     assert states(record) == {"first": PASSED, "second": PASSED}
     assert findings(record)["a"] == ("passed", "as it should be")
     assert findings(record)["b"] == ("told", "measured")
-    assert all(finding.seconds == 1.0 for part in record.parts for finding in part.findings)
+    assert all(
+        finding.seconds == 1.0 for part in record.parts for finding in part.findings
+    )
     assert read_proof(path) == record
     text = path.with_suffix(".md").read_text()
     assert "Parts: 2 passed." in text
@@ -94,14 +105,19 @@ def test_another_code_version_or_device_starts_anew(prove, monkeypatch, other):
     elif other == "device":
         setup = replace(SETUP, device=replace(SETUP.device, processors=2))
     else:
-        path.write_bytes(path.read_bytes().replace(b"as it should be", b"as it was once"))
+        path.write_bytes(
+            path.read_bytes().replace(b"as it should be", b"as it was once")
+        )
     assert prove(setup=setup)[2] == ["a", "b", "c", "d"]
 
 
 def test_a_failure_stops_no_other_part(prove):
     record, path, _ = prove(
         a=partial(ending, ValueError("no such policy\nmore")),
-        b=partial(ending, FaultError("1 of 32 values differ", {"x": torch.ones(1, 32)[:, :16]})),
+        b=partial(
+            ending,
+            FaultError("1 of 32 values differ", {"x": torch.ones(1, 32)[:, :16]}),
+        ),
         c=partial(ending, Skip("one device")),
         d=partial(ending, Skip("one device")),
     )
@@ -111,10 +127,15 @@ def test_a_failure_stops_no_other_part(prove):
         "c": ("skipped", "one device"),
         "d": ("skipped", "one device"),
     }
-    assert states(record) == {"first": ("failed", None), "second": ("skipped", "one device")}
+    assert states(record) == {
+        "first": ("failed", None),
+        "second": ("skipped", "one device"),
+    }
     tensors = record.parts[0].findings[1].tensors
     line = f"| first | b | emulated | failed | 1 of 32 values differ; [tensors]({tensors}) |"
-    failures = path.with_suffix(".md").read_text().partition("| detail |")[2].splitlines()[2:4]
+    failures = (
+        path.with_suffix(".md").read_text().partition("| detail |")[2].splitlines()[2:4]
+    )
     assert line in failures  # in front of all else
     saved = torch.load(path.with_name(tensors), weights_only=True)
     assert torch.equal(saved["tensors"]["x"], torch.ones(1, 16))
@@ -125,14 +146,20 @@ def test_a_failure_stops_no_other_part(prove):
     [
         (Crash(), ["c", "d"], ("failed", "the process ended within it")),
         (KeyboardInterrupt(), ["b", "c", "d"], ("passed", "as it should be")),
-        (RuntimeError("CUDA error: an illegal access"), ["c", "d"], ("failed", "RuntimeError: CUDA error:")),
+        (
+            RuntimeError("CUDA error: an illegal access"),
+            ["c", "d"],
+            ("failed", "RuntimeError: CUDA error:"),
+        ),
     ],
     ids=["crash", "Ctrl-C", "lost GPU"],
 )
 def test_after_an_end_the_next_call_goes_on(prove, error, again, found):
     record, _, ran = prove(b=partial(ending, error))
     assert ran == ["a", "b"]
-    assert record.begun == (("first", "emulated", "b") if isinstance(error, Crash) else None)
+    assert record.begun == (
+        ("first", "emulated", "b") if isinstance(error, Crash) else None
+    )
     record, _, ran = prove()
     assert ran == again
     result, detail = findings(record)["b"]
@@ -144,5 +171,7 @@ def test_after_an_end_the_next_call_goes_on(prove, error, again, found):
 def test_a_part_that_cannot_make_its_checks_has_failed(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "PARTS", {"broken": lambda _: (1 / 0 for _ in "a")})
     record, _ = run.prove(SETUP, tmp_path, minutes=1)
-    assert findings(record) == {"tasks": ("failed", "ZeroDivisionError: division by zero")}
+    assert findings(record) == {
+        "tasks": ("failed", "ZeroDivisionError: division by zero")
+    }
     assert states(record) == {"broken": ("failed", None)}

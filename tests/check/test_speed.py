@@ -25,12 +25,19 @@ def clock(monkeypatch):
         return reads[0]
 
     monkeypatch.setattr(speed, "elapsed_ms", elapsed_ms)
-    monkeypatch.setattr(speed, "time_steps", lambda *_args, **_counts: step_times(0.5 * reads[0]))
+    monkeypatch.setattr(
+        speed, "time_steps", lambda *_args, **_counts: step_times(0.5 * reads[0])
+    )
     return reads
 
 
 def step_times(*seconds, memory=None):
-    return StepTimes(sec_per_step=seconds, tokens_per_step=1024, peak_memory_bytes=memory, launch="eager")
+    return StepTimes(
+        sec_per_step=seconds,
+        tokens_per_step=1024,
+        peak_memory_bytes=memory,
+        launch="eager",
+    )
 
 
 def found(part, device=None, **backends):
@@ -44,13 +51,24 @@ def test_a_rate_is_of_the_product_alone_and_a_speed_of_quantising_too(monkeypatc
     figures = found(rates)["mxfp4 1024×1024×1024"]["figures"]
     tflops = 2 * 1024**3 / 2e-3 / 1e12
     speeds = {"speed_over_bf16": 0.5, "speed_over_fp8": 1.0}
-    assert figures == {"TFLOP_per_s": tflops, "quantise_ms": 2.0, "multiply_ms": 2.0, **speeds}
+    assert figures == {
+        "TFLOP_per_s": tflops,
+        "quantise_ms": 2.0,
+        "multiply_ms": 2.0,
+        **speeds,
+    }
 
 
-@pytest.mark.parametrize(("share", "result"), [(0.9, "told"), (1.02, "failed"), (None, "told")])
+@pytest.mark.parametrize(
+    ("share", "result"), [(0.9, "told"), (1.02, "failed"), (None, "told")]
+)
 def test_a_rate_above_the_published_peak_is_a_failure(monkeypatch, share, result):
-    figures = {"TFLOP_per_s": 2300.0} | ({} if share is None else {"share_of_peak": share})
-    monkeypatch.setattr(speed, "time_gemm", lambda *_args, **_options: ("native", figures))
+    figures = {"TFLOP_per_s": 2300.0} | (
+        {} if share is None else {"share_of_peak": share}
+    )
+    monkeypatch.setattr(
+        speed, "time_gemm", lambda *_args, **_options: ("native", figures)
+    )
     one = found(rates, B200)["bf16 8192×8192×2048"]
     assert one["result"] == result
     if result == "failed":
@@ -63,10 +81,23 @@ def test_on_a_cpu_the_tiny_model_alone_is_timed_compiled_and_not(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: name)
     results = found(steps)
     timed = [name for name, one in results.items() if one["result"] == "told"]
-    recipes = ["bf16", *(f"{fmt} emulated" for fmt in ("mxfp4", "nvfp4", "mxfp8", "fp8"))]
-    assert timed == [f"llama-tiny, {name}, {how}" for name in recipes for how in ("not compiled", "compiled")]
-    assert results["llama-tiny, bf16, not compiled"]["figures"] == {"step_ms": 1000.0, "tokens_per_s": 1024.0}
-    assert results["llama 150M"] == {"result": "skipped", "detail": "on a CPU llama-tiny alone is timed"}
+    recipes = [
+        "bf16",
+        *(f"{fmt} emulated" for fmt in ("mxfp4", "nvfp4", "mxfp8", "fp8")),
+    ]
+    assert timed == [
+        f"llama-tiny, {name}, {how}"
+        for name in recipes
+        for how in ("not compiled", "compiled")
+    ]
+    assert results["llama-tiny, bf16, not compiled"]["figures"] == {
+        "step_ms": 1000.0,
+        "tokens_per_s": 1024.0,
+    }
+    assert results["llama 150M"] == {
+        "result": "skipped",
+        "detail": "on a CPU llama-tiny alone is timed",
+    }
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert found(steps)["llama-tiny, bf16, compiled"] == {
         "result": "skipped", "detail": "torch.compile needs a C++ compiler on a CPU",
@@ -91,11 +122,16 @@ def test_steps_on_a_gpu_are_those_of_three_models_with_their_memory(monkeypatch)
 
 
 def test_the_models_have_the_sizes_of_their_names():
-    sizes = [model_size(model, vocab_size=32_000, seq_len=2048).parameters for model in speed.MODELS.values()]
+    sizes = [
+        model_size(model, vocab_size=32_000, seq_len=2048).parameters
+        for model in speed.MODELS.values()
+    ]
     assert sizes[1:] == pytest.approx([150e6, 1e9], rel=0.05)
 
 
 def test_a_clock_that_stands_still_fails_the_part(monkeypatch, clock):
     monkeypatch.setattr(speed, "_FORMATS", ("bf16",))
     clock[0] = 0.0
-    assert {one["detail"] for one in found(rates).values()} == {"the clock stands still"}
+    assert {one["detail"] for one in found(rates).values()} == {
+        "the clock stands still"
+    }

@@ -41,5 +41,7 @@ def ablate(*arguments: object, cwd: Path, storage: object = "runs") -> Ended:
         try:
             main()
         except SystemExit as end:
-            return Ended(code=int(end.code or 0), out=out.getvalue(), err=err.getvalue())
+            return Ended(
+                code=int(end.code or 0), out=out.getvalue(), err=err.getvalue()
+            )
     raise AssertionError("the command line ends by SystemExit")

@@ -36,12 +36,19 @@ def run(config, on_metrics, *, tokens, should_stop, checkpoints, device):
     here, recipe, total = Path(__file__).parent, config.recipe, config.training.tokens
     for _ in range(20 if (here / "slow").exists() else 0):
         if should_stop():
-            return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
+            return TrainResult(
+                state="interrupted", tokens=0, step=0, message="stopped on request"
+            )
         time.sleep(0.05)
     with (here / "trained").open("a") as file:
         file.write(f"{recipe.fprop} {recipe.dgrad} {recipe.wgrad} {total}\n")
     loss = 2.0 + harm(recipe.fprop) + 2 * harm(recipe.dgrad) + 3 * harm(recipe.wgrad)
     for step, share in enumerate((0.5, 1.0), 1):
-        row = {"kind": "eval", "tokens": int(total * share), "step": step, "val_loss": loss / share**0.1}
+        row = {
+            "kind": "eval",
+            "tokens": int(total * share),
+            "step": step,
+            "val_loss": loss / share**0.1,
+        }
         on_metrics(row)
     return TrainResult(state="finished", tokens=total, step=2, recipe=recipe)

@@ -23,5 +23,9 @@ def make_store(storage, name="s"):
     row = {"kind": "eval", "tokens": 10, "step": 1, "time_unix": 1.7e9, "val_loss": 1.5}
     append_line(run.metrics_path, row)
     second.end("finished")
-    run.write_status(Status(state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9))
+    run.write_status(
+        Status(
+            state="finished", attempt=2, tokens=10, started_unix=1.7e9, ended_unix=1.7e9
+        )
+    )
     return store

@@ -35,7 +35,9 @@ def check(tmp_path):
     return call
 
 
-def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(check, monkeypatch):
+def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(
+    check, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     shown = check("backends")
     assert "mxfp4" in shown
@@ -46,19 +48,32 @@ def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(check,
     assert all(test["passed"] for test in tests)
     monkeypatch.setattr(cli_check, "cpp_compiler", lambda: None)
     assert check("backends").endswith(f"{NO_COMPILER}\n")
-    bad = {"backend": "torch", "check": "product: fp8_e4m3", "passed": False, "detail": "off by 3"}
+    bad = {
+        "backend": "torch",
+        "check": "product: fp8_e4m3",
+        "passed": False,
+        "detail": "off by 3",
+    }
     monkeypatch.setattr(select, "quick_self_test", lambda *_: (bad,))
-    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in check("backends", code=1)
+    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in check(
+        "backends", code=1
+    )
 
 
 @pytest.mark.parametrize(("arch", "native"), [("sm_80", 0), ("gfx950", 1)])
 def test_other_hardware_can_be_asked_of(check, monkeypatch, arch, native):
     # Kernels take minutes to compile: tests/backends/triton/test_ahead.py.
-    monkeypatch.setattr(door, "compiled_for", lambda arch, _: ({"compiled": [arch]}, native))
+    monkeypatch.setattr(
+        door, "compiled_for", lambda arch, _: ({"compiled": [arch]}, native)
+    )
     content = check(f"backends {arch} --json", code=native)
     assert (content["device"]["arch"], content["device"]["here"]) == (arch, False)
     assert content["compiled"] == [arch]
-    modes = {(row["backend"], row["format"]): row["mode"] for row in content["backends"] if row["detail"]}
+    modes = {
+        (row["backend"], row["format"]): row["mode"]
+        for row in content["backends"]
+        if row["detail"]
+    }
     assert modes["emulated", "mxfp4"] == "emulated"
     assert modes["torch", "mxfp4"] == ("no", "native")[native]
     assert f"torch         mxfp4       {modes['torch', 'mxfp4']}: " in check(
@@ -67,16 +82,25 @@ def test_other_hardware_can_be_asked_of(check, monkeypatch, arch, native):
 
 
 def test_without_triton_no_kernel_is_compiled(check, monkeypatch):
-    monkeypatch.setattr(door, "triton_fault", lambda: "Triton is not installed (pip install triton)")
+    monkeypatch.setattr(
+        door, "triton_fault", lambda: "Triton is not installed (pip install triton)"
+    )
     shown = check("backends gfx950")
-    assert shown.startswith("CDNA 4: MI350X, MI355X (gfx950), not here: as its support is known\n")
-    assert "The kernels are not compiled: Triton is not installed (pip install triton)." in shown
+    assert shown.startswith(
+        "CDNA 4: MI350X, MI355X (gfx950), not here: as its support is known\n"
+    )
+    assert (
+        "The kernels are not compiled: Triton is not installed (pip install triton)."
+        in shown
+    )
 
 
 def test_a_device_is_checked_and_a_fault_of_it_is_exit_code_1(check, monkeypatch):
     monkeypatch.setattr(run, "PARTS", {"exact probe": PARTS["exact probe"]})
     shown = check("device cpu --out proof --minutes 1e-9")
-    assert shown.endswith("The same command run again continues with what was not run.\n")
+    assert shown.endswith(
+        "The same command run again continues with what was not run.\n"
+    )
     backend = load_backend("emulated")
     original = backend.multiply
     monkeypatch.setattr(backend, "multiply", lambda a, b: original(a, b) * 1.01)
@@ -90,24 +114,36 @@ def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):
     assert max(map(len, lines)) < 200
     assert all(len(line) <= 110 for line in lines if "±" in line and "Gaussian" in line)
     assert any("gain by place in the block, repeating: 0.998" in line for line in lines)
-    assert any("the noise of elements 1 apart correlates by 0.1" in line for line in lines)
+    assert any(
+        "the noise of elements 1 apart correlates by 0.1" in line for line in lines
+    )
     assert any("of the error's energy scale bias " in line for line in lines)
-    assert any(line.startswith("dgrad.w, wgrad.dy, wgrad.x") and line.endswith("no") for line in lines)
+    assert any(
+        line.startswith("dgrad.w, wgrad.dy, wgrad.x") and line.endswith("no")
+        for line in lines
+    )
     assert lines[-1] == "rocm-te-sr is what it claims to be."
     content = check("arm quickstart 'all three + sr' --draws 8 --device cpu --json")
     assert content["subject"] == "quickstart, arm 'all three + sr'"
-    assert len({name for alike in content["operands"] for name in alike["operands"]}) == 6
+    assert (
+        len({name for alike in content["operands"] for name in alike["operands"]}) == 6
+    )
 
 
 def test_a_function_and_its_exit_code(check, monkeypatch, tmp_path):
     monkeypatch.setattr(certificate, "SIDE", 256)
     (tmp_path / "quant.py").write_text(QUANTISERS)
-    content = check("function quant.py:right --as mxfp4 --draws 8 --json --out found.json")
+    content = check(
+        "function quant.py:right --as mxfp4 --draws 8 --json --out found.json"
+    )
     assert content["holds"]
     assert content == json.loads((tmp_path / "found.json").read_text())
     (operand,) = content["operands"]
     assert operand["differences"] == operand["disagreements"] == []
-    assert operand["figures"]["Gaussian"]["gain"] == operand["definition"]["Gaussian"]["gain"]
+    assert (
+        operand["figures"]["Gaussian"]["gain"]
+        == operand["definition"]["Gaussian"]["gain"]
+    )
     wrong = check("function quant.py:rceil --as mxfp4 --draws 8", code=1)
     assert "other" in wrong
     assert wrong.endswith("quant.py:rceil is NOT what it claims to be.\n")

@@ -31,7 +31,9 @@ def storage(tmp_path, monkeypatch):
 
 
 def call(storage, *words):
-    return ablate("dashboard", "small", "--no-browser", *words, cwd=storage, storage=storage)
+    return ablate(
+        "dashboard", "small", "--no-browser", *words, cwd=storage, storage=storage
+    )
 
 
 def fault(ended):
@@ -59,7 +61,9 @@ def dashboard(storage):
         headers = {"Host": host, "Content-Type": "application/json"}
         return opener.open(urllib.request.Request(url, data=data, headers=headers))
 
-    yield SimpleNamespace(process=process, ask=ask, key=name.partition(".")[0].encode(), started=started)
+    yield SimpleNamespace(
+        process=process, ask=ask, key=name.partition(".")[0].encode(), started=started
+    )
     process.kill()
 
 
@@ -95,11 +99,23 @@ def test_nobody_else_can_read_the_key(dashboard, storage):
         dashboard.ask("", f"{dashboard.key.decode()}.localhost.example")
     [log] = storage.rglob("server.log")
     wait_until(lambda: b"Rejected" in log.read_bytes())
-    assert (log.stat().st_mode & 0o777, log.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    holders = [path for path in storage.rglob("*") if path.is_file() and dashboard.key in path.read_bytes()]
-    assert [path.name for path in holders] == ["pages.html"]  # the browser's, while it is open
+    assert (log.stat().st_mode & 0o777, log.parent.stat().st_mode & 0o777) == (
+        0o600,
+        0o700,
+    )
+    holders = [
+        path
+        for path in storage.rglob("*")
+        if path.is_file() and dashboard.key in path.read_bytes()
+    ]
+    assert [path.name for path in holders] == [
+        "pages.html"
+    ]  # the browser's, while it is open
     assert holders[0].stat().st_mode & 0o777 == 0o600
-    for path in (*new_files("/tmp", dashboard.started), *Path("/proc").glob("[0-9]*/cmdline")):
+    for path in (
+        *new_files("/tmp", dashboard.started),
+        *Path("/proc").glob("[0-9]*/cmdline"),
+    ):
         with contextlib.suppress(OSError):  # it has ended, or is gone
             assert path in holders or dashboard.key not in path.read_bytes(), path
     dashboard.process.send_signal(signal.SIGHUP)
@@ -119,31 +135,53 @@ def new_files(folder, since):
 
 
 @pytest.mark.exhaustive
-def test_whoever_has_the_key_writes_into_the_artifacts_of_the_storage_alone(dashboard, storage, short):
+def test_whoever_has_the_key_writes_into_the_artifacts_of_the_storage_alone(
+    dashboard, storage, short
+):
     """An experiment elsewhere is refused, and one that is there already is not written to or read from."""
     ask = dashboard.ask
     (short / "secret.txt").write_text("secret")
     with sqlite3.connect(storage / "mlflow.db") as database:
-        database.execute("UPDATE experiments SET artifact_location = ?", [short.as_uri()])
-    planted = json.load(ask("api/2.0/mlflow/runs/create", experiment_id="1"))["run"]["info"]
+        database.execute(
+            "UPDATE experiments SET artifact_location = ?", [short.as_uri()]
+        )
+    planted = json.load(ask("api/2.0/mlflow/runs/create", experiment_id="1"))["run"][
+        "info"
+    ]
     assert planted["artifact_uri"].startswith(short.as_uri())
     run = planted["run_id"]
     with pytest.raises(urllib.error.HTTPError, match="400"):
         ask(f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=planted", a="b")
-    for way in ("get-artifact?path=secret.txt&run_uuid=", "api/2.0/mlflow/artifacts/list?run_id="):
+    for way in (
+        "get-artifact?path=secret.txt&run_uuid=",
+        "api/2.0/mlflow/artifacts/list?run_id=",
+    ):
         with pytest.raises(urllib.error.HTTPError):
             ask(way + run)
-    for number, place in enumerate((short.as_uri(), str(short), "s3://bucket/x", "mlflow-artifacts:/../..")):
+    for number, place in enumerate(
+        (short.as_uri(), str(short), "s3://bucket/x", "mlflow-artifacts:/../..")
+    ):
         for word in ("artifact_location", "artifactLocation"):
             with pytest.raises(urllib.error.HTTPError, match="400"):
-                ask("api/2.0/mlflow/experiments/create", name=f"{word}{number}", **{word: place})
-    for path in ("ajax-api/3.0/mlflow/assistant/config", "gateway/x/mlflow/invocations"):
+                ask(
+                    "api/2.0/mlflow/experiments/create",
+                    name=f"{word}{number}",
+                    **{word: place},
+                )
+    for path in (
+        "ajax-api/3.0/mlflow/assistant/config",
+        "gateway/x/mlflow/invocations",
+    ):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(path)
     assert [path.name for path in short.rglob("*")] == ["secret.txt"]
     ask("api/2.0/mlflow/experiments/create", name="mine").close()
-    run = json.load(ask("api/2.0/mlflow/runs/create", experiment_id="2"))["run"]["info"]["run_id"]
-    ask(f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=file", a="b").close()  # the test can fail
+    run = json.load(ask("api/2.0/mlflow/runs/create", experiment_id="2"))["run"][
+        "info"
+    ]["run_id"]
+    ask(
+        f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=file", a="b"
+    ).close()  # the test can fail
     assert list(storage.rglob(f"mlartifacts/**/{run}/artifacts/file"))
 
 

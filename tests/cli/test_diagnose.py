@@ -48,14 +48,21 @@ def call(tmp_path, monkeypatch):
 
 @pytest.fixture
 def found(call):
-    return lambda *words: json.loads(call(*words, "--draws", "2", "--device", "cpu", "--json").out)
+    return lambda *words: json.loads(
+        call(*words, "--draws", "2", "--device", "cpu", "--json").out
+    )
 
 
 def test_a_users_model_on_a_users_text(found, tmp_path):
     recipe = "{gemms: [fprop, wgrad], stabiliser: sr}"
-    content = found("net.py:build", *TEXT, "--recipe", recipe, *QUICK, "--out", "harm.json")
+    content = found(
+        "net.py:build", *TEXT, "--recipe", recipe, *QUICK, "--out", "harm.json"
+    )
     assert content == json.loads((tmp_path / "harm.json").read_text())
-    assert (content["weights"], content["tokens"]) == ("random initial weights of seed 0", 64)
+    assert (content["weights"], content["tokens"]) == (
+        "random initial weights of seed 0",
+        64,
+    )
     assert content["recipe"].startswith("Fprop+Wgrad mxfp4")
     assert {(one["layer"], one["gemm"]) for one in content["gemms"]} == {
         (f"blocks.{n}", gemm) for n in (0, 1) for gemm in ("fprop", "wgrad")
@@ -73,7 +80,9 @@ def test_a_preset_and_the_table(call):
     assert "A prediction from one batch" in shown
 
 
-def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(call, found, tmp_path):
+def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(
+    call, found, tmp_path
+):
     run = make_run(RunDir(tmp_path / "study" / "runs" / "0123456789abcdef"), 1, 6)
     task = task_of(run, tmp_path)
     task.stop_path.touch()
@@ -91,7 +100,9 @@ def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(cal
     )
     run.status_path.unlink()
     assert execute_run(replace(task, keep_weights=True)).state == "finished"
-    RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(parents=True)  # as --set name=… leaves it
+    RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(
+        parents=True
+    )  # as --set name=… leaves it
     assert found("0123", *QUICK)["weights"] == "the weights at its end"
     kept = run.weights / "model.safetensors"
     kept.write_bytes(kept.read_bytes()[:-9])
@@ -108,25 +119,36 @@ def test_a_hugging_face_folder_without_weights_is_drawn(found, tmp_path):
     (tmp_path / "hf/config.json").write_text(json.dumps(content))
     content = found("./hf", *TEXT, "--layers", "*.down_proj", "--sequences", "2")
     assert content["tokens"] == 2 * 64  # no longer than the model's positions
-    assert {one["layer"] for one in content["gemms"]} == {"model.layers.0.mlp.down_proj"}
+    assert {one["layer"] for one in content["gemms"]} == {
+        "model.layers.0.mlp.down_proj"
+    }
 
 
 def test_what_no_recipe_reaches_is_named_and_one_file_of_text_is_read_from_its_beginning(
     call, found, tmp_path
 ):
-    hidden = MODEL.replace("self.head =", "self.mixing = nn.Parameter(torch.eye(64))\n        self.head =")
-    hidden = "import torch\n" + hidden.replace("self.head(x)", "self.head(x @ self.mixing)")
+    hidden = MODEL.replace(
+        "self.head =", "self.mixing = nn.Parameter(torch.eye(64))\n        self.head ="
+    )
+    hidden = "import torch\n" + hidden.replace(
+        "self.head(x)", "self.head(x @ self.mixing)"
+    )
     (tmp_path / "mixing.py").write_text(hidden)
     (tmp_path / "one.txt").write_text("abcdefgh" * 9)
     (tmp_path / "same.jsonl").write_text(json.dumps({"text": "abcdefgh" * 9}) + "\n")
-    one, same = (found("mixing.py:build", "--data", name, *QUICK) for name in ("one.txt", "same.jsonl"))
+    one, same = (
+        found("mixing.py:build", "--data", name, *QUICK)
+        for name in ("one.txt", "same.jsonl")
+    )
     assert one == same
     assert one["out_of_reach"] == ["mixing"]
     shown = call("mixing.py:build", "--data", "one.txt", *QUICK).out
     assert "Not diagnosed, as no recipe reaches them: mixing." in shown
 
 
-def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(call, tmp_path):
+def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(
+    call, tmp_path
+):
     asked = ("net.py:build", *TEXT, *QUICK, "--budget")
     shown = call(*asked, "30%", "--write", "which.yaml").out
     assert "BF16 in the last 15% of the blocks" in shown
@@ -134,5 +156,6 @@ def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(call,
     arms = [arm["name"] for arm in json.loads(planned.out)["arms"]]
     assert arms[:2] == ["bf16", "all in FP4"]
     assert (
-        call(*asked, "30%", "--write", "which.yaml").line == "--write: cannot write which.yaml: File exists"
+        call(*asked, "30%", "--write", "which.yaml").line
+        == "--write: cannot write which.yaml: File exists"
     )

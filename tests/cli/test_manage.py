@@ -51,7 +51,9 @@ def test_logs_name_what_was_left_out(store, call):
         file.write(b"first\n")
         file.seek(3 << 20)
         file.write("zuletzt: größer\n".encode())
-    assert call("logs", "00bb").out.endswith("\n\nfirst\n\n[… 2 MiB left out …]\nzuletzt: größer\n")
+    assert call("logs", "00bb").out.endswith(
+        "\n\nfirst\n\n[… 2 MiB left out …]\nzuletzt: größer\n"
+    )
 
 
 def test_status_says_why_steps_on_a_gpu_are_eager(store, call):
@@ -71,7 +73,11 @@ def test_cancel_asks_only_where_somebody_runs_it(store, call):
 
 
 def test_clean_asks_and_takes_what_is_its_own_alone(store, call, monkeypatch):
-    run, gone, own = store.run(IDS[0]), store.run("0123456789abcdef"), store.path / "runs" / "my notes"
+    run, gone, own = (
+        store.run(IDS[0]),
+        store.run("0123456789abcdef"),
+        store.path / "runs" / "my notes",
+    )
     gone.create({})
     for folder in (run.checkpoints, run.weights, own):
         folder.mkdir()
@@ -109,33 +115,48 @@ def test_clean_of_the_whole_study(store, call, monkeypatch):
         mine = store.path / name
         mine.parent.mkdir(exist_ok=True)
         mine.write_text("mine")
-        assert call(*whole, "--yes").line.endswith(f"{mine.name} is not ablate's: move it away first")
+        assert call(*whole, "--yes").line.endswith(
+            f"{mine.name} is not ablate's: move it away first"
+        )
         assert mine.read_text() == "mine"
         mine.unlink()
     store.throughput_path.write_text("{}")
     with running(store, store.plan()):
-        assert call(*whole, "--yes").line.endswith("is being run (stop it first: ablate cancel s)")
+        assert call(*whole, "--yes").line.endswith(
+            "is being run (stop it first: ablate cancel s)"
+        )
     path = cursor_path(store, default_tracking_uri(store.path.parent))
     path.parent.mkdir()
     write_json_atomic(path, asdict(Cursor(runs={"r": RunCursor(mlflow_id="7")})))
-    assert "has 1 runs of it, which stay there (--mlflow removes them)" in call(*whole, "--dry-run").out
+    assert (
+        "has 1 runs of it, which stay there (--mlflow removes them)"
+        in call(*whole, "--dry-run").out
+    )
     monkeypatch.setattr(Sink, "delete_run", lambda _, one: gone.append(one))
     seen, gone = [], []
     # Somebody holds its lock while it asks: who starts it waits.
-    monkeypatch.setattr(manage.click, "confirm", lambda *_: seen.append(is_running(store.path)) or True)
+    monkeypatch.setattr(
+        manage.click, "confirm", lambda *_: seen.append(is_running(store.path)) or True
+    )
     call(*whole, "--mlflow")
     assert (seen, gone) == ([True], ["7"])
     assert not store.path.exists()
 
 
-def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(store, call, monkeypatch):
+def test_a_large_study_is_shown_arm_by_arm_and_its_runs_when_asked_for(
+    store, call, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     plan = store.plan()
     arm = replace(plan.arms[0], name="all three GEMMs with a deterministic Hadamard")
     store.write_plan(replace(plan, arms=(arm,), baseline=arm.name))
     shown = call("status", "s").out  # a name may wrap, an id may not be cut
     assert max(map(len, shown.splitlines())) <= 80
-    assert [line.split()[0] for line in shown.splitlines() if "/10" in line] == [name[:8] for name in IDS]
+    assert [line.split()[0] for line in shown.splitlines() if "/10" in line] == [
+        name[:8] for name in IDS
+    ]
     monkeypatch.setattr(manage, "_MOST_RUNS", 1)
-    assert re.search(r"Hadamard +1 of 2 done · 1 pending +10/20\n", call("status", "s").out)
+    assert re.search(
+        r"Hadamard +1 of 2 done · 1 pending +10/20\n", call("status", "s").out
+    )
     assert call("status", "s", "--runs").out == shown

@@ -28,14 +28,26 @@ def here(tmp_path, monkeypatch):
 def test_the_quickstart_takes_a_gpu_and_says_so(here):
     shown = ablate("plan", "quickstart", cwd=here).out
     sharing = "8 runs at a time on each GPU, 1.0 of 141 GB each (NVIDIA H200)"
-    assert f"devices   {sharing}\nstep      one CUDA graph where the device proves it\n" in shown
+    assert (
+        f"devices   {sharing}\nstep      one CUDA graph where the device proves it\n"
+        in shown
+    )
     on_cpu = ablate("plan", "quickstart", "--set=base.resources.gpus=0", cwd=here).out
     assert re.search("^(devices|step) ", on_cpu, re.MULTILINE) is None
-    of_experts = ablate("plan", "quickstart", "--set=base.model.experts=4", cwd=here).out
-    assert "step      eager, because the routes of experts depend on the data\n" in of_experts
-    begun = ablate("run", "quickstart", "--set=base.resources.require_native=true", cwd=here)
+    of_experts = ablate(
+        "plan", "quickstart", "--set=base.model.experts=4", cwd=here
+    ).out
+    assert (
+        "step      eager, because the routes of experts depend on the data\n"
+        in of_experts
+    )
+    begun = ablate(
+        "run", "quickstart", "--set=base.resources.require_native=true", cwd=here
+    )
     assert begun.code == 2
-    assert begun.out.splitlines()[0].endswith(f"6 arms, 24 runs, {sharing}. Loading torch …")
+    assert begun.out.splitlines()[0].endswith(
+        f"6 arms, 24 runs, {sharing}. Loading torch …"
+    )
 
 
 def test_without_a_gpu_the_quickstart_says_that_it_takes_the_cpu(here):
@@ -72,11 +84,16 @@ def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
     (here / "c.yaml").write_text(COMMAND)
     shown = ablate("plan", "c.yaml", "--dry-run", cwd=here).out
     line = re.search(r" b: (cd .*)", shown)[1]
-    pasted = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    pasted = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True
+    ).stdout
     assert pasted == "['0', '20', \"it's $HOME\"] a b\n"
     assert shown.count("the command ended with exit code 0") == 2
     assert "its last line: ['0', '20', \"it's $HOME\", '--one'] a b\n" in shown
-    for words, said in (("[--fail]", "exit code 1; its last line: ['0', '20'"), ("[]", "nothing says how")):
+    for words, said in (
+        ("[--fail]", "exit code 1; its last line: ['0', '20'"),
+        ("[]", "nothing says how"),
+    ):
         change = f"--set=base.trainer.dry_run_args={words}"
         assert said in ablate("plan", "c.yaml", "--dry-run", change, cwd=here).err
 
@@ -86,11 +103,18 @@ def test_arms_that_no_line_of_the_log_proves_are_named(here):
     base = f"{{command: {words}, metrics: {{preset: megatron}}, recipes: megatron-te}}"
     text = COMMAND[: COMMAND.index("  trainer:")] + f"  trainer: {base}\n"
     text += "  training: {tokens: 1280, seq_len: 16, batch_size: 4}\narms:\n  a: {recipe: bf16}\n"
-    text += "  b: {recipe: nvidia-nvfp4}\n  c: {recipe: {gemms: [wgrad], format: nvfp4}}\n"
+    text += (
+        "  b: {recipe: nvidia-nvfp4}\n  c: {recipe: {gemms: [wgrad], format: nvfp4}}\n"
+    )
     (here / "c.yaml").write_text(text)
     shown = ablate("plan", "c.yaml", cwd=here).out
-    assert "\nproof     nothing in the log of b proves that low precision ran (trainer.expect)\n" in shown
-    shown = ablate("plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here).out
+    assert (
+        "\nproof     nothing in the log of b proves that low precision ran (trainer.expect)\n"
+        in shown
+    )
+    shown = ablate(
+        "plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here
+    ).out
     assert "that low precision ran" not in shown
 
 
@@ -113,11 +137,24 @@ def test_the_help_of_every_verb_has_an_example(verb):
 @pytest.mark.parametrize(
     ("calls", "heavy"),
     [
-        ([[verb, "--help"] for verb in VERBS], {"pydantic", "torch", "numpy", "ray", "rich", "psutil"}),
+        (
+            [[verb, "--help"] for verb in VERBS],
+            {"pydantic", "torch", "numpy", "ray", "rich", "psutil"},
+        ),
         ([["recipes"]], {"torch"}),
         (
             [["plan", "quickstart"]],
-            {"torch", "numpy", "ray", "mlflow", "pandas", "scipy", "matplotlib", "tokenizers", "rich"},
+            {
+                "torch",
+                "numpy",
+                "ray",
+                "mlflow",
+                "pandas",
+                "scipy",
+                "matplotlib",
+                "tokenizers",
+                "rich",
+            },
         ),
     ],
     ids=["help", "recipes", "plan"],
@@ -133,7 +170,15 @@ def test_what_has_to_start_fast_imports_nothing_heavy(here, calls, heavy):
 
 
 def test_what_a_streams_encoding_lacks_is_replaced():
-    command = [sys.executable, "-m", "ablate", "plan", "quickstart", "--hardware", "B200"]
+    command = [
+        sys.executable,
+        "-m",
+        "ablate",
+        "plan",
+        "quickstart",
+        "--hardware",
+        "B200",
+    ]
     odd = os.environ | {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, env=odd, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -151,12 +196,16 @@ def test_a_table_that_is_too_wide_wraps_its_widest_column(monkeypatch):
 def test_a_reader_that_has_seen_enough_is_no_error():
     """As ``ablate plan quickstart --runs | head``."""
     command = [sys.executable, "-m", "ablate", "plan", "quickstart", "--runs"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
-@pytest.mark.parametrize("words", [("run", "study.yaml", "--storage", "a\udcff"), ("init", "a\udcff.yaml")])
+@pytest.mark.parametrize(
+    "words", [("run", "study.yaml", "--storage", "a\udcff"), ("init", "a\udcff.yaml")]
+)
 def test_a_path_that_cannot_be_named_in_a_file_is_one_line(here, words):
     assert "is not UTF-8 (take another name)" in ablate(*words, cwd=here).line
 

@@ -10,7 +10,9 @@ def test_a_recipe_is_shown_with_its_source_and_as_a_study_writes_it(tmp_path, na
     output, preset = ablate("recipes", name, cwd=tmp_path).out, PRESETS[name]
     assert preset.source.url in output
     assert all(line in output for line in (*preset.published, *preset.assumed))
-    written = output[output.index(f"  recipe: {name}\nor in full:\n") :].split("in full:\n")[1]
+    written = output[output.index(f"  recipe: {name}\nor in full:\n") :].split(
+        "in full:\n"
+    )[1]
     assert YAML(typ="safe").load(written)["recipe"] == preset.written
 
 

@@ -8,7 +8,9 @@ import yaml
 
 from tests.cli.command import ablate
 
-REFUSALS = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+REFUSALS = yaml.safe_load(
+    Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8")
+)
 WORDS = REFUSALS.pop("words")
 SMALL = """\
 name: small
@@ -85,7 +87,9 @@ def folder(tmp_path_factory):
         for command, line in refused.items()
     ],
 )
-def test_what_is_refused_is_one_line_and_leaves_nothing(folder, monkeypatch, tmp_path, command, line):
+def test_what_is_refused_is_one_line_and_leaves_nothing(
+    folder, monkeypatch, tmp_path, command, line
+):
     monkeypatch.setenv("ABLATE_CACHE", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setattr("sys.dont_write_bytecode", True)

@@ -50,7 +50,10 @@ def test_how_a_call_ends_is_said_with_how_to_go_on(tmp_path, states, how, code, 
     assert conclude(lines.append, end, AGAIN) == code
     first, *printed = lines[:7]
     assert first == f"\nFailed: fp8 seed 0: \\x1b[31m  (log: {log})"
-    assert printed == [*(f"    line {n}" for n in range(15, 20)), "    [odd] markup\\x1b"]
+    assert printed == [
+        *(f"    line {n}" for n in range(15, 20)),
+        "    [odd] markup\\x1b",
+    ]
     assert lines[7:] == said
 
 
@@ -75,9 +78,9 @@ def test_ctrl_c_within_an_import_ends_at_once_and_says_how_to_go_on(tmp_path, mo
     """Some modules swallow an exception there, or cannot be imported again."""
     (tmp_path / "small.yaml").write_text(STUDY)
     done = run_python(INTERRUPTED, module, *CHOSEN, cwd=tmp_path, check=False)
-    assert done.stderr.endswith(f"\nStopped; go on with: ablate run small.yaml {' '.join(CHOSEN)}\n"), (
-        done.stderr
-    )
+    assert done.stderr.endswith(
+        f"\nStopped; go on with: ablate run small.yaml {' '.join(CHOSEN)}\n"
+    ), done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 130
 
@@ -100,8 +103,13 @@ with ConsoleListener().executing(make_store(Path({folder!r})), IDS) as poll:
 def test_on_a_terminal_a_line_stands_below_what_is_said(tmp_path):
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", TERMINAL.format(folder=str(tmp_path))]
-    environment, root = os.environ | {"TERM": "xterm", "COLUMNS": "100"}, Path(__file__).parents[2]
+    environment, root = (
+        os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        Path(__file__).parents[2],
+    )
     subprocess.run(command, cwd=root, env=environment, stdout=theirs, check=True)
     shown = os.read(ours, 10_000).decode()
-    assert "] bf16 seed 0: finished, val loss 1.5000 nats/token at 10 tokens\r\n" in shown
+    assert (
+        "] bf16 seed 0: finished, val loss 1.5000 nats/token at 10 tokens\r\n" in shown
+    )
     assert "[0:00:00] 1 of 2 done · 1 pending" in shown

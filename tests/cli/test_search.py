@@ -20,13 +20,17 @@ from tests.waiting import start_ablate, wait_until
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "s.yaml").write_text(SEARCH.replace("base:\n", "base:\n  trainer: searched.py:run\n"))
+    (tmp_path / "s.yaml").write_text(
+        SEARCH.replace("base:\n", "base:\n  trainer: searched.py:run\n")
+    )
     shutil.copy(Path(__file__).parent / "searched.py", tmp_path)
     return tmp_path
 
 
 def ledgers(folder):
-    return plan_search(load_study(folder / "s.yaml")).read(open_storage(folder / "runs" / "s"))
+    return plan_search(load_study(folder / "s.yaml")).read(
+        open_storage(folder / "runs" / "s")
+    )
 
 
 def trained(folder):
@@ -51,18 +55,32 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     found = json.loads((folder / "runs/s/search/search.json").read_text())
     assert found["is_done"]
     tried, went_on = (rung["points"] for rung in found["rungs"])
-    assert len({trial["name"] for trial in tried}) == 8  # of 8: bf16, tseng and three GEMMs × two
+    assert (
+        len({trial["name"] for trial in tried}) == 8
+    )  # of 8: bf16, tseng and three GEMMs × two
     front = {trial["name"] for trial in went_on if trial["on_front"]}
 
     arms = StudyStore(folder / "runs/s").plan().arms
     assert [arm.name for arm in arms][:2] == ["bf16 @ 40k", "tseng @ 40k"]
     assert len(arms) == len(tried) + len(went_on)
-    assert trained(folder) <= len(arms) + 3  # what was killed in the middle is run again
-    assert f"{len(arms)} of {len(arms)} done" in ablate("status", "s.yaml", cwd=folder).out
+    assert (
+        trained(folder) <= len(arms) + 3
+    )  # what was killed in the middle is run again
+    assert (
+        f"{len(arms)} of {len(arms)} done" in ablate("status", "s.yaml", cwd=folder).out
+    )
 
-    confirm = json.loads(ablate("plan", "runs/s/search/confirm.yaml", "--json", cwd=folder).out)
+    confirm = json.loads(
+        ablate("plan", "runs/s/search/confirm.yaml", "--json", cwd=folder).out
+    )
     assert {arm["name"] for arm in confirm["arms"]} == {*front, "bf16"}
-    assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [1001, 1002, 1003, 1004, 1005]
+    assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [
+        1001,
+        1002,
+        1003,
+        1004,
+        1005,
+    ]
 
     before, count = ledgers(folder), trained(folder)
     again = ablate("search", "s.yaml", "--json", cwd=folder)
@@ -74,7 +92,10 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
 def test_a_second_search_of_the_name_is_refused(folder):
     store = StudyStore(folder / "runs" / "s")
     with running(store, tried_plan(plan_search(load_study(folder / "s.yaml")), ())):
-        assert "is being run by another process" in ablate("search", "s.yaml", cwd=folder).line
+        assert (
+            "is being run by another process"
+            in ablate("search", "s.yaml", cwd=folder).line
+        )
     shutil.rmtree(store.path)
     (store.path / "runs").mkdir(parents=True)
     assert "holds a study of this name" in ablate("search", "s.yaml", cwd=folder).line

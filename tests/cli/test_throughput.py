@@ -31,7 +31,16 @@ arms:
 def call(tmp_path):
     def call(*words):
         (tmp_path / "s.yaml").write_text(STUDY)
-        return ablate("check", "steps", "s.yaml", "--device", "cpu", "--steps", *words, cwd=tmp_path)
+        return ablate(
+            "check",
+            "steps",
+            "s.yaml",
+            "--device",
+            "cpu",
+            "--steps",
+            *words,
+            cwd=tmp_path,
+        )
 
     return call
 
@@ -43,7 +52,10 @@ def test_every_arm_is_timed_and_emulation_is_called_that(call, tmp_path):
     assert read_record(tmp_path / "runs/s/throughput.json") == content
     assert "Kept for the report in" in done.err
     plain, fp4 = content["arms"]
-    assert all(len(arm["tokens_per_sec"]) == 4 and min(arm["tokens_per_sec"]) > 0 for arm in (plain, fp4))
+    assert all(
+        len(arm["tokens_per_sec"]) == 4 and min(arm["tokens_per_sec"]) > 0
+        for arm in (plain, fp4)
+    )
     assert (fp4["timing_valid"], fp4["why_not"]) == (False, "emulated arithmetic")
     assert content["settings"] == {"steps": 2, "warmup": 3, "repeats": 2}
     assert plain["threads"] == 1  # as a run of the arm has
@@ -55,7 +67,10 @@ def test_the_record_is_one_measurement_as_a_whole(call, tmp_path):
     path.write_text("{")  # what is damaged is replaced as well
     shown = call("1", "--repeats", "1", "--arm", "fp4").out
     assert "emulated arithmetic" in shown
-    assert "Not kept for the report, which needs the baseline timed, too: --arm 'plain'" in shown
+    assert (
+        "Not kept for the report, which needs the baseline timed, too: --arm 'plain'"
+        in shown
+    )
     assert path.read_text() == "{"
     plain = ("1", "--repeats", "1", "--arm", "plain")
     assert "Kept for the report in runs/s/throughput.json" in call(*plain).out
@@ -106,7 +121,9 @@ def two_arms(monkeypatch):
 BUSY = "the GPU is 40 % busy"
 
 
-@pytest.mark.parametrize(("looks", "others"), [((None, None), None), ((BUSY,), BUSY), ((None, BUSY), BUSY)])
+@pytest.mark.parametrize(
+    ("looks", "others"), [((None, None), None), ((BUSY,), BUSY), ((None, BUSY), BUSY)]
+)
 def test_there_and_back_and_alone(two_arms, looks, others):
     record, taken = two_arms(*looks)
     slow, fast = record.arms
@@ -123,5 +140,7 @@ def test_what_cannot_run_is_one_line(two_arms, monkeypatch):
         raise ValueError("the group of 32 does not divide 20")
 
     monkeypatch.setattr(throughput, "time_steps", refuse)
-    with pytest.raises(UserError, match="arm 'slow': the group of 32 does not divide 20"):
+    with pytest.raises(
+        UserError, match="arm 'slow': the group of 32 does not divide 20"
+    ):
         two_arms(None)

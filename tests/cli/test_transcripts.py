@@ -41,7 +41,9 @@ def stored(folder):
     append_line(damaged.run(IDS[0]).metrics_path, {})
     stopped = damaged.run(IDS[1])
     stopped.checkpoints.mkdir()
-    stopped.write_status(Status(state="stopped", tokens=5, message="above 10 % at 3 seeds"))
+    stopped.write_status(
+        Status(state="stopped", tokens=5, message="above 10 % at 3 seeds")
+    )
     stopped.stop_path.write_text("its executor was killed before it saw this")
 
 
@@ -63,8 +65,13 @@ def said(command, folder):
 
 def hold(golden, folder):
     """Hold what the file's commands print in a folder against the file."""
-    head, *commands = re.findall(r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE)
-    check_text(golden, "\n".join([f"{head}\n", *(said(command, folder) for command in commands)]))
+    head, *commands = re.findall(
+        r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    check_text(
+        golden,
+        "\n".join([f"{head}\n", *(said(command, folder) for command in commands)]),
+    )
 
 
 @pytest.mark.usefixtures("without_figures")

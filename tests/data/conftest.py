@@ -17,7 +17,10 @@ def user_cache(tmp_path_factory, monkeypatch):
 def _sentences(seed, count):
     rng = random.Random(seed)
     words = "a small model reads each window once and then never forgets what it has not seen"
-    return [" ".join(rng.choices(words.split(), k=12)) + f" {seed}-{n}." for n in range(count)]
+    return [
+        " ".join(rng.choices(words.split(), k=12)) + f" {seed}-{n}."
+        for n in range(count)
+    ]
 
 
 @pytest.fixture
@@ -51,8 +54,12 @@ def write_json():
 
     def write(path, documents, field="text"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps({field: text, "url": "x"}) + "\n" for text in documents).encode()
-        path.write_bytes(gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines)
+        lines = "".join(
+            json.dumps({field: text, "url": "x"}) + "\n" for text in documents
+        ).encode()
+        path.write_bytes(
+            gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
+        )
         return path
 
     return write

@@ -53,7 +53,9 @@ def test_pieces_of_a_long_file_join_to_the_file(tmp_path, parts):
         assert len(pieces[-1]) <= high
 
 
-def test_cuts_are_at_blank_lines_and_do_not_depend_on_the_block_size(tmp_path, monkeypatch):
+def test_cuts_are_at_blank_lines_and_do_not_depend_on_the_block_size(
+    tmp_path, monkeypatch
+):
     paragraph = "one line of text\n" * 100 + " \n"
     content = (paragraph * 60).encode()
     pieces = read(tmp_path / "a.txt", content)
@@ -72,8 +74,14 @@ def test_bad_bytes_are_replaced_and_a_mark_and_blank_lines_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"body": "x", "url": 1}', "no text in field 'text' (fields here: body, url; set data.text_field)"),
-        (b'{"text": null}', "no text in field 'text' (fields here: text; set data.text_field)"),
+        (
+            b'{"body": "x", "url": 1}',
+            "no text in field 'text' (fields here: body, url; set data.text_field)",
+        ),
+        (
+            b'{"text": null}',
+            "no text in field 'text' (fields here: text; set data.text_field)",
+        ),
         (b"{}", "no text in field 'text' (fields here: none; set data.text_field)"),
         (b"[1]", "is not a JSON object (expected one JSON object a line)"),
         (b'{"text": "cut', "is not a JSON object (expected one JSON object a line)"),
@@ -87,12 +95,18 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 
 
 def test_a_damaged_gzip_is_named_with_the_last_good_line(tmp_path):
-    lines = "".join(json.dumps({"text": f"{n} " + str(n**99)}) + "\n" for n in range(5000)).encode()
+    lines = "".join(
+        json.dumps({"text": f"{n} " + str(n**99)}) + "\n" for n in range(5000)
+    ).encode()
     whole = gzip.compress(lines)
     fault = r"a\.json\.gz:\d+: gzip data is damaged after this line: .* \(the download or copy is incomplete"
     with pytest.raises(UserError, match=fault):
         read(tmp_path / "a.json.gz", whole[: len(whole) // 2])
-    for damaged in (b"no gzip at all", whole[:-3], whole[:5000] + b"\0" * 100 + whole[5100:]):
+    for damaged in (
+        b"no gzip at all",
+        whole[:-3],
+        whole[:5000] + b"\0" * 100 + whole[5100:],
+    ):
         with pytest.raises(UserError, match=r"a\.json\.gz:?\d*: gzip data is damaged"):
             read(tmp_path / "a.json.gz", damaged)
     with pytest.raises(UserError, match=r"b\.txt\.gz: gzip data is damaged"):
@@ -102,13 +116,17 @@ def test_a_damaged_gzip_is_named_with_the_last_good_line(tmp_path):
 def test_a_line_that_no_memory_could_hold_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_LONGEST_LINE", 1 << 20)
     packed = gzip.compress(b'{"text": "fine"}\n' + b" " * (64 << 20))
-    with pytest.raises(UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 characters"):
+    with pytest.raises(
+        UserError, match=r"a\.jsonl\.gz:2: a line of over 1,048,576 characters"
+    ):
         read(tmp_path / "a.jsonl.gz", packed)
 
 
 # The split
 
-hash_lists = st.lists(st.integers(0, 50).map(lambda n: n * 2**57 + n), min_size=1, max_size=300)
+hash_lists = st.lists(
+    st.integers(0, 50).map(lambda n: n * 2**57 + n), min_size=1, max_size=300
+)
 
 
 @given(hash_lists, st.integers(1, 100_000))
@@ -116,7 +134,9 @@ def test_the_first_documents_by_hash_are_held_out(values, length):
     hashes = np.array(values, dtype=np.uint64)
     lengths = np.full(len(values), length)
     if len(set(values)) < 2:
-        with pytest.raises(UserError, match="too little text for a validation set: 1 distinct"):
+        with pytest.raises(
+            UserError, match="too little text for a validation set: 1 distinct"
+        ):
             hold_out(hashes, lengths)
         return
     validation = hold_out(hashes, lengths)
@@ -127,12 +147,17 @@ def test_the_first_documents_by_hash_are_held_out(values, length):
 
 
 @pytest.mark.parametrize(
-    ("num_documents", "share"), [(1000, 0.1), (10_000, 384 * 1024 / 1e7), (100_000, 0.015)]
+    ("num_documents", "share"),
+    [(1000, 0.1), (10_000, 384 * 1024 / 1e7), (100_000, 0.015)],
 )
 def test_the_held_out_share(num_documents, share):
-    hashes = np.random.default_rng(0).integers(0, 2**63, num_documents).astype(np.uint64)
+    hashes = (
+        np.random.default_rng(0).integers(0, 2**63, num_documents).astype(np.uint64)
+    )
     validation = hold_out(hashes, np.full(num_documents, 1000))
-    assert len(validation) / num_documents == pytest.approx(share, abs=1.5 / num_documents)
+    assert len(validation) / num_documents == pytest.approx(
+        share, abs=1.5 / num_documents
+    )
 
 
 def test_near_copies_share_half_of_their_long_lines(tmp_path):
@@ -154,7 +179,9 @@ def test_near_copies_share_half_of_their_long_lines(tmp_path):
 
 
 def test_documents_come_back_whole_up_to_a_limit(tmp_path):
-    texts = iter(["one\n", " \n", "", "tw\ud800", "one", "five", "six"])  # JSON can hold lone surrogates
+    texts = iter(
+        ["one\n", " \n", "", "tw\ud800", "one", "five", "six"]
+    )  # JSON can hold lone surrogates
     read = Documents(encoded(texts, 14), tmp_path / "s")
     assert list(read.texts([2, 0, 1])) == [b"one", b"one\n", b"tw?"]
     assert list(read.texts()) == [b"one\n", b"tw?", b"one", b"five"]

@@ -20,9 +20,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def saved(texts, tmp_path, write_json):
     """Return a function that writes the texts into a folder in some form; it returns the data section."""
-    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    datasets = pytest.importorskip(
+        "datasets", reason="the extra 'hub' is not installed"
+    )
     parts = {"train": texts[:50], "validation": texts[45:]}
-    sets = {name: datasets.Dataset.from_dict({"body": part}) for name, part in parts.items()}
+    sets = {
+        name: datasets.Dataset.from_dict({"body": part}) for name, part in parts.items()
+    }
 
     def save(form):
         folder = tmp_path / form
@@ -42,28 +46,52 @@ def saved(texts, tmp_path, write_json):
 def test_what_datasets_wrote_is_read(saved, tmp_path, texts, form):
     def documents(data):
         both = open_tokens(prepare(data, tmp_path / "cache"))
-        return [bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1] for tokens in both]
+        return [
+            bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1] for tokens in both
+        ]
 
     data = saved(form)
     train, validation = documents(data)
     assert sorted(train + validation) == sorted(texts[:50])
     assert train == [text for text in texts[:50] if text in train]
     if form != "one":
-        assert documents(replace(data, validation_paths=["validation"])) == [texts[:45], texts[45:]]
+        assert documents(replace(data, validation_paths=["validation"])) == [
+            texts[:45],
+            texts[45:],
+        ]
 
 
 @pytest.mark.parametrize(
     ("form", "changes", "said"),
     [
-        ("one", {"validation_paths": ["test"]}, r"one: has no split 'test' \(splits here: train\)"),
-        ("one", {"paths": ["en"]}, "one: what save_to_disk wrote has no configurations"),
-        ("one", {"text_field": "text"}, r"one:1: no text in field 'text' \(fields here: body"),
-        ("jsonl", {"validation_paths": ["valid"]}, "jsonl' cannot be read: .*the split 'valid'"),
+        (
+            "one",
+            {"validation_paths": ["test"]},
+            r"one: has no split 'test' \(splits here: train\)",
+        ),
+        (
+            "one",
+            {"paths": ["en"]},
+            "one: what save_to_disk wrote has no configurations",
+        ),
+        (
+            "one",
+            {"text_field": "text"},
+            r"one:1: no text in field 'text' \(fields here: body",
+        ),
+        (
+            "jsonl",
+            {"validation_paths": ["valid"]},
+            "jsonl' cannot be read: .*the split 'valid'",
+        ),
     ],
 )
 def test_what_a_data_set_does_not_have_is_named(saved, tmp_path, form, changes, said):
     data = saved(form)
-    changes = {key: data.paths + more if key == "paths" else more for key, more in changes.items()}
+    changes = {
+        key: data.paths + more if key == "paths" else more
+        for key, more in changes.items()
+    }
     with pytest.raises(UserError, match=said):
         prepare(replace(data, **changes), tmp_path / "cache")
 
@@ -85,7 +113,9 @@ def remote(monkeypatch):
 
 
 def digest(*paths, **fields):
-    return identify(DataConfig(source="hub", paths=list(paths), **{"max_bytes": 1000, **fields})).digest
+    return identify(
+        DataConfig(source="hub", paths=list(paths), **{"max_bytes": 1000, **fields})
+    ).digest
 
 
 def test_the_commit_stands_for_the_content_and_pinned_it_plans_offline(remote):
@@ -110,7 +140,9 @@ def test_the_commit_stands_for_the_content_and_pinned_it_plans_offline(remote):
     )
 
 
-def test_the_stream_is_of_the_commit_that_was_identified(remote, monkeypatch, tmp_path, texts):
+def test_the_stream_is_of_the_commit_that_was_identified(
+    remote, monkeypatch, tmp_path, texts
+):
     datasets = pytest.importorskip("datasets")
     calls = []
 
@@ -121,18 +153,29 @@ def test_the_stream_is_of_the_commit_that_was_identified(remote, monkeypatch, tm
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = DataConfig(source="hub", paths=["someone/texts", "en"], max_bytes=10_000)
     files = prepare(data, tmp_path / "cache")
-    assert calls == [(("someone/texts", "en"), {"split": "train", "streaming": True, "revision": COMMIT})]
+    assert calls == [
+        (
+            ("someone/texts", "en"),
+            {"split": "train", "streaming": True, "revision": COMMIT},
+        )
+    ]
     assert 10_000 <= files.train_tokens + files.validation_tokens < 12_000
 
 
 @pytest.mark.usefixtures("remote")
 def test_a_data_set_that_cannot_be_meant_is_refused(monkeypatch):
-    with pytest.raises(UserError, match=r"data\.max_bytes is missing, but data\.source: hub needs it"):
+    with pytest.raises(
+        UserError, match=r"data\.max_bytes is missing, but data\.source: hub needs it"
+    ):
         digest("someone/texts", max_bytes=None)
-    with pytest.raises(UserError, match=r"hub takes one data set \(paths: \[name\] or \[name, conf"):
+    with pytest.raises(
+        UserError, match=r"hub takes one data set \(paths: \[name\] or \[name, conf"
+    ):
         digest("a", "b", "c")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=r"needs the package 'datasets' \(pip install -e '\.\[hub\]'\)"):
+    with pytest.raises(
+        UserError, match=r"needs the package 'datasets' \(pip install -e '\.\[hub\]'\)"
+    ):
         digest("x")
 
 
@@ -145,7 +188,9 @@ def folder(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     tokenizer.add_special_tokens(["<|fin|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|fin|>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|fin|>"}})
+    )
     return tmp_path
 
 
@@ -156,22 +201,31 @@ def test_a_tokenizer_is_its_content_and_its_end_token(folder, tmp_path):
     other = folder.rename(tmp_path.with_name("other"))
     assert find_tokenizer(str(other)).identity() == first.identity()
     (other / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"):
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: the tokenizer has no end-of-text token"
+    ):
         find_tokenizer(str(other))
     tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(other / "tokenizer.json"))
     again = find_tokenizer(str(other))
-    assert (again.end_of_text, again.content_hash == first.content_hash) == ("</s>", False)
+    assert (again.end_of_text, again.content_hash == first.content_hash) == (
+        "</s>",
+        False,
+    )
 
 
 def test_a_unigram_vocabulary_is_a_list(tmp_path):
-    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("</s>", -2.0)], unk_id=0))
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("a", -1.0), ("</s>", -2.0)], unk_id=0)
+    )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert find_tokenizer(str(tmp_path)).vocab_size == 3
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": 3}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": 3}}']
+)
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     for name, said in (
         ("nothing.json", "tokenizer: no such file or folder"),
@@ -180,7 +234,9 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
         with pytest.raises(UserError, match=said):
             find_tokenizer(str(tmp_path / name))
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json: is not a tokenizer \(expected the file"):
+    with pytest.raises(
+        UserError, match=r"tokenizer\.json: is not a tokenizer \(expected the file"
+    ):
         find_tokenizer(str(tmp_path))
 
 
@@ -195,7 +251,10 @@ def test_a_tokenizer_of_the_hub_is_taken_from_its_cache_first(monkeypatch, folde
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     for _ in range(2):
-        assert find_tokenizer("someone/some-model").identity() == find_tokenizer(str(folder)).identity()
+        assert (
+            find_tokenizer("someone/some-model").identity()
+            == find_tokenizer(str(folder)).identity()
+        )
     assert asked == [True, False, True]
 
 
@@ -214,7 +273,9 @@ def model_digest(folder, **options):
     return hf_digest(ModelConfig(hf=str(folder), **options))
 
 
-def test_a_models_digest_is_of_its_configuration_and_of_a_checkpoints_weights(model, tmp_path):
+def test_a_models_digest_is_of_its_configuration_and_of_a_checkpoints_weights(
+    model, tmp_path
+):
     before = model_digest(model)
     model = model.rename(tmp_path / "moved")
     (model / "model.safetensors").write_bytes(b"weights")
@@ -234,8 +295,12 @@ def test_a_cached_model_needs_no_network(model, tmp_path, monkeypatch):
         (cached / part).mkdir(parents=True)
     snapshot = model.rename(cached / "snapshots" / commit)
     (cached / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert config_folder("some/model") == config_folder(f"some/model@{commit}") == snapshot
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
+    )
+    assert (
+        config_folder("some/model") == config_folder(f"some/model@{commit}") == snapshot
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +316,9 @@ def test_a_cached_model_needs_no_network(model, tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("model")
-def test_a_model_that_is_not_there_is_one_line(tmp_path, monkeypatch, name, weights, said):
+def test_a_model_that_is_not_there_is_one_line(
+    tmp_path, monkeypatch, name, weights, said
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=said) as caught:
         config_folder(name.format(tmp=tmp_path), weights=weights)

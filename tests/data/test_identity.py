@@ -12,7 +12,9 @@ from ablate.run.config import DataConfig
 
 
 def digest(path, **fields):
-    return identify(DataConfig(**{"source": "text", "paths": [str(path)], **fields})).digest
+    return identify(
+        DataConfig(**{"source": "text", "paths": [str(path)], **fields})
+    ).digest
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def test_neither_place_nor_order_of_the_corpus_counts(corpus, tmp_path, monkeypa
     assert digests[0] == digests[1]
 
 
-def test_content_names_and_every_relevant_field_count(corpus, tmp_path, write_json, texts, monkeypatch):
+def test_content_names_and_every_relevant_field_count(
+    corpus, tmp_path, write_json, texts, monkeypatch
+):
     shard = str(write_json(tmp_path / "s.json", texts))
     digests = [
         digest(corpus),
@@ -78,13 +82,17 @@ def test_content_names_and_every_relevant_field_count(corpus, tmp_path, write_js
 
 def test_sizes(corpus):
     data = DataConfig(source="text", paths=[str(corpus)])
-    assert identify(data).num_bytes == sum(path.stat().st_size for path in corpus.iterdir())
+    assert identify(data).num_bytes == sum(
+        path.stat().st_size for path in corpus.iterdir()
+    )
     bounded = identify(replace(data, max_bytes=1000, tokenizer="bpe", vocab_size=300))
     assert (bounded.num_bytes, bounded.vocab_size) == (1000, 300)
 
 
 def test_a_tokenizer_of_another_size_is_refused(corpus, tmp_path):
-    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "<|endoftext|>": 1}}}')
+    (tmp_path / "tokenizer.json").write_text(
+        '{"model": {"vocab": {"a": 0, "<|endoftext|>": 1}}}'
+    )
     with pytest.raises(UserError, match="the tokenizer has 2 tokens, but"):
         digest(corpus, tokenizer="hf", tokenizer_path=str(tmp_path), vocab_size=3)
 
@@ -99,9 +107,16 @@ def test_contradicting_fields_are_refused_all_at_once():
     ]
 
 
-def test_token_files_of_another_type_or_on_both_sides_are_refused(token_files, tmp_path):
+def test_token_files_of_another_type_or_on_both_sides_are_refused(
+    token_files, tmp_path
+):
     identify(token_files)
-    with pytest.raises(UserError, match=r"a\.bin: 198 bytes are no whole number of uint32 tokens \(set data"):
+    with pytest.raises(
+        UserError,
+        match=r"a\.bin: 198 bytes are no whole number of uint32 tokens \(set data",
+    ):
         identify(replace(token_files, token_dtype="uint32"))
-    with pytest.raises(UserError, match=r"b\.bin: has the same content as the training file .*a\.bin"):
+    with pytest.raises(
+        UserError, match=r"b\.bin: has the same content as the training file .*a\.bin"
+    ):
         identify(replace(token_files, validation_paths=[str(tmp_path / "b.bin")]))

@@ -33,10 +33,14 @@ def files(data, tmp_path):
 
 
 def listed(cache):
-    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+    return sorted(
+        path.name for path in cache.iterdir() if not path.name.endswith(".lock")
+    )
 
 
-def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data, tmp_path, work):
+def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(
+    data, tmp_path, work
+):
     files = prepare(data, tmp_path / "a" / "cache")
     digest = identify(data).digest
     assert files.digest == digest
@@ -45,7 +49,10 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data,
     assert listed(files.folder.parent) == [digest[:16]]
     assert prepare(data, tmp_path / "a" / "cache") == load(files.folder) == files
     train, validation = open_tokens(files)
-    assert (len(train), len(validation)) == (files.train_tokens, files.validation_tokens)
+    assert (len(train), len(validation)) == (
+        files.train_tokens,
+        files.validation_tokens,
+    )
     assert train.dtype == np.dtype("<u2")
     with pytest.raises(ValueError, match="read-only"):
         train[0] = 1
@@ -66,19 +73,25 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(data,
         ("train.bin", "open", r"everybody can write to .*train\.bin"),
     ],
 )
-def test_damage_is_found_named_and_mended(data, files, tmp_path, work, name, damage, fault):
+def test_damage_is_found_named_and_mended(
+    data, files, tmp_path, work, name, damage, fault
+):
     path = files.folder / name
     content = path.read_bytes()
     middle = len(content) // 2
     if damage == "a bit":
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        path.write_bytes(
+            content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        )
     elif damage == "format":
         write_record(path, read_record(path) | {"format": 1})
     elif damage == "open":
         path.chmod(0o666)
     else:
         path.unlink()
-    with pytest.raises(UserError, match=f"no usable token files: .*{fault}.*\\(start the study again"):
+    with pytest.raises(
+        UserError, match=f"no usable token files: .*{fault}.*\\(start the study again"
+    ):
         load(files.folder)
     notices = []
     assert prepare(data, tmp_path / "cache", notice=notices.append) == files
@@ -95,7 +108,9 @@ def test_tokens_of_another_user_where_everybody_can_write_are_refused(files):
     os.chown(files.folder, 65534, 65534)
     load(files.folder)  # a group's storage, or a file server's owners
     files.folder.parent.chmod(0o777)
-    with pytest.raises(UserError, match="another user made it, and everybody can write to"):
+    with pytest.raises(
+        UserError, match="another user made it, and everybody can write to"
+    ):
         load(files.folder)
 
 
@@ -120,7 +135,10 @@ data = DataConfig(source="text", paths={data.paths!r})
 print(prepare(data, Path({str(tmp_path / "cache")!r}), progress=hear).folder.name)
 """
     both = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in "12"
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+        )
+        for _ in "12"
     ]
     output = "".join(process.communicate()[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
@@ -160,8 +178,13 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(data, tmp_path, work)
 
 def test_a_cache_that_cannot_be_written_is_named(data, tmp_path, work):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"cannot write the token cache: .*\(check free space and rights"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot write the token cache: .*\(check free space and rights",
+    ):
         prepare(data, tmp_path / "file" / "cache")
     work.side_effect = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(UserError, match=r"cannot write the token cache: No space left on device"):
+    with pytest.raises(
+        UserError, match=r"cannot write the token cache: No space left on device"
+    ):
         prepare(data, tmp_path / "cache")

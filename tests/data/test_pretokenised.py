@@ -14,12 +14,17 @@ def made(tmp_path, monkeypatch):
     def make(*parts, own=None, **fields):
         dtype = fields.get("token_dtype", "uint16")
         paths = {}
-        for name, values in [*((f"{n}.bin", part) for n, part in enumerate(parts)), ("v.bin", own)]:
+        for name, values in [
+            *((f"{n}.bin", part) for n, part in enumerate(parts)),
+            ("v.bin", own),
+        ]:
             if values is not None:
-                np.asarray(values, dtype=np.dtype(dtype).newbyteorder("<")).tofile(tmp_path / name)
-                paths.setdefault("validation_paths" if name == "v.bin" else "paths", []).append(
-                    str(tmp_path / name)
+                np.asarray(values, dtype=np.dtype(dtype).newbyteorder("<")).tofile(
+                    tmp_path / name
                 )
+                paths.setdefault(
+                    "validation_paths" if name == "v.bin" else "paths", []
+                ).append(str(tmp_path / name))
         data = DataConfig(source="tokens", **{"vocab_size": 1000, **paths, **fields})
         files = prepare(data, tmp_path / "cache")
         return *(tokens.tolist() for tokens in open_tokens(files)), files
@@ -29,16 +34,24 @@ def made(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_files_are_joined_or_used_in_place_and_the_end_is_held_out(made, tmp_path, dtype, parts):
+def test_files_are_joined_or_used_in_place_and_the_end_is_held_out(
+    made, tmp_path, dtype, parts
+):
     values = np.random.default_rng(0).integers(0, 1000, 3000)
     train, validation, files = made(*np.split(values, parts), token_dtype=dtype)
     assert (len(train), len(validation), files.dtype) == (2700, 300, dtype)
     assert train + validation == values.tolist()
-    assert (files.train == tmp_path / "0.bin") == (parts == 1) != (files.folder / "train.bin").exists()
+    assert (
+        (files.train == tmp_path / "0.bin")
+        == (parts == 1)
+        != (files.folder / "train.bin").exists()
+    )
     assert files.validation_bytes_per_token is None
 
 
-def test_validation_files_are_the_validation_set_and_max_bytes_takes_the_beginning(made):
+def test_validation_files_are_the_validation_set_and_max_bytes_takes_the_beginning(
+    made,
+):
     assert made([1] * 500, own=[2] * 70)[:2] == ([1] * 500, [2] * 70)
     assert made(range(1000), max_bytes=400)[:2] == ([*range(180)], [*range(180, 200)])
 
@@ -55,12 +68,17 @@ def test_an_id_outside_the_vocabulary_is_found_anywhere(made, tmp_path, position
 
 def test_what_holds_no_tokens_is_refused(made, tmp_path):
     for count in (0, 1, 9):
-        with pytest.raises(UserError, match=rf"0\.bin: too few tokens for a validation set: {count}"):
+        with pytest.raises(
+            UserError, match=rf"0\.bin: too few tokens for a validation set: {count}"
+        ):
             made([1] * count)
     with pytest.raises(UserError, match=r"v\.bin: no tokens"):
         made([1] * 500, own=[])
     np.save(tmp_path / "t.npy", np.zeros(1000, dtype="<u2"))
-    with pytest.raises(UserError, match=r"t\.npy: is a NumPy file with a header \(write the bare numbers"):
+    with pytest.raises(
+        UserError,
+        match=r"t\.npy: is a NumPy file with a header \(write the bare numbers",
+    ):
         made(paths=[str(tmp_path / "t.npy")], vocab_size=65536)
 
 
@@ -74,5 +92,7 @@ def test_a_moved_file_is_found_again_and_a_changed_one_refused(made, tmp_path):
     second = made(paths=[str(path)])[2]
     assert (second.folder, second.train) == (first.folder, path)
     path.write_bytes(path.read_bytes()[:-2] + b"\5\0")
-    with pytest.raises(UserError, match=r"0\.bin changed since the tokens were prepared"):
+    with pytest.raises(
+        UserError, match=r"0\.bin changed since the tokens were prepared"
+    ):
         load(second.folder)

@@ -49,7 +49,17 @@ def test_paths_name_files(names, there, paths, found):
 
 def test_every_missing_path_is_reported_at_once_with_the_likely_name(names, tmp_path):
     (tmp_path / "empty").mkdir()
-    names(".", write=["reviews.txt", *SHARDS[:3], SHARDS[4], *SHARDS[8:], *PARTS, "part8/2.txt"])
+    names(
+        ".",
+        write=[
+            "reviews.txt",
+            *SHARDS[:3],
+            SHARDS[4],
+            *SHARDS[8:],
+            *PARTS,
+            "part8/2.txt",
+        ],
+    )
     problems = {
         "review.txt": "no such file or folder (did you mean 'reviews.txt'?)",
         "nowhere/a.txt": "no such file or folder (relative paths start at the study file)",
@@ -65,7 +75,10 @@ def test_every_missing_path_is_reported_at_once_with_the_likely_name(names, tmp_
     lines = str(error.value).split("\n")
     for line, (path, problem) in zip(lines, problems.items(), strict=True):
         assert line.startswith(f"{path}: {problem}")
-    with pytest.raises(UserError, match=r"\{0\.\.2\}\.txt: 2 of the 9 shards are missing: part9/2\.txt, "):
+    with pytest.raises(
+        UserError,
+        match=r"\{0\.\.2\}\.txt: 2 of the 9 shards are missing: part9/2\.txt, ",
+    ):
         names("part{8..10}/{0..2}.txt")
 
 
@@ -74,7 +87,10 @@ def test_a_folder_without_rights_is_named(names, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", place)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UserError, match=r"cannot read the folder: Permission denied \(check its rights\)"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot read the folder: Permission denied \(check its rights\)",
+    ):
         names(".")
 
 
@@ -83,11 +99,20 @@ def test_the_stdlib_has_its_modules_and_nothing_of_this_machine(tmp_path, monkey
     assert {"argparse.py", "asyncio/base_events.py"} <= set(files)
     for name in files:
         assert name.endswith(".py")
-        assert not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(name.split("/"))
+        assert not {
+            "site-packages",
+            "dist-packages",
+            "test",
+            "tests",
+            "idle_test",
+        } & set(name.split("/"))
         assert "_sysconfigdata" not in name
     assert sum(file.size for file in files.values()) > 5_000_000
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path / "lib.zip"))
-    with pytest.raises(UserError, match=r"no source files of its standard library \(use data.source: text"):
+    with pytest.raises(
+        UserError,
+        match=r"no source files of its standard library \(use data.source: text",
+    ):
         stdlib_files()
 
 
@@ -109,14 +134,19 @@ def reads(monkeypatch):
     """Return the list of paths that were hashed."""
     seen = []
     real = sources.hash_file
-    monkeypatch.setattr(sources, "hash_file", lambda path: seen.append(path) or real(path))
+    monkeypatch.setattr(
+        sources, "hash_file", lambda path: seen.append(path) or real(path)
+    )
     return seen
 
 
 @pytest.mark.usefixtures("no_racy_window")
 def test_only_a_changed_file_is_read_again(corpus, reads):
     first = run(corpus)
-    assert first == [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(corpus.iterdir())]
+    assert first == [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(corpus.iterdir())
+    ]
     (corpus / "007.txt").write_text("other")
     second = run(corpus)
     assert reads[60:] == [str(corpus / "007.txt")]
@@ -145,7 +175,9 @@ def test_the_same_size_and_time_with_other_content_is_seen_by_the_change_time(co
     assert run(corpus)[7] != first[7]
 
 
-@pytest.mark.parametrize("damage", [lambda _: b"", lambda _: b"[]", lambda text: text.replace(b"0", b"1", 1)])
+@pytest.mark.parametrize(
+    "damage", [lambda _: b"", lambda _: b"[]", lambda text: text.replace(b"0", b"1", 1)]
+)
 @pytest.mark.usefixtures("no_racy_window")
 def test_a_cache_that_is_damaged_or_cannot_be_written_costs_only_time(
     corpus, user_cache, damage, reads, monkeypatch

@@ -19,7 +19,10 @@ def sides(data, cache):
     """Return the documents of both sides, from the tokens of a bytes tokeniser."""
     files = prepare(data, cache)
     meta = json.loads((files.folder / "meta.json").read_text())
-    both = (bytes(tokens.astype(np.uint8)).split(b"\0")[:-1] for tokens in open_tokens(files))
+    both = (
+        bytes(tokens.astype(np.uint8)).split(b"\0")[:-1]
+        for tokens in open_tokens(files)
+    )
     return *([text.decode() for text in side] for side in both), meta
 
 
@@ -28,17 +31,28 @@ def jsonl(tmp_path, write_json):
     """Return a data section of JSON lines with these documents."""
 
     def make(documents, **fields):
-        return DataConfig(source="jsonl", paths=[str(write_json(tmp_path / "s.jsonl", documents))], **fields)
+        return DataConfig(
+            source="jsonl",
+            paths=[str(write_json(tmp_path / "s.jsonl", documents))],
+            **fields,
+        )
 
     return make
 
 
-def test_copies_of_a_document_stay_on_one_side_and_near_copies_are_left_out(jsonl, tmp_path, texts):
+def test_copies_of_a_document_stay_on_one_side_and_near_copies_are_left_out(
+    jsonl, tmp_path, texts
+):
     signed = [f"Posted again by {n}\n{text}\nRegards" for n, text in enumerate(texts)]
     documents = [*texts, *[f"\n{text}  \n" for text in texts], *signed, "a\0b"]
     train, validation, meta = sides(jsonl(documents), tmp_path / "cache")
     assert not {text.strip() for text in train} & {text.strip() for text in validation}
-    assert len({text.strip() for text in validation}) == len(validation) == meta["validation_documents"] > 0
+    assert (
+        len({text.strip() for text in validation})
+        == len(validation)
+        == meta["validation_documents"]
+        > 0
+    )
     assert "a\ufffdb" in train + validation  # a NUL in the text ends no document
     left_out = (meta["copies_left_out"], meta["near_copies_left_out"])
     assert min(left_out) > 0
@@ -47,16 +61,25 @@ def test_copies_of_a_document_stay_on_one_side_and_near_copies_are_left_out(json
     assert not any(line in lines for text in train for line in text.split("\n"))
 
 
-def test_validation_paths_are_kept_whole_and_left_out_of_training(jsonl, tmp_path, write_json, texts):
-    data = jsonl(texts[:50], validation_paths=[str(write_json(tmp_path / "valid.jsonl", texts[40:]))])
+def test_validation_paths_are_kept_whole_and_left_out_of_training(
+    jsonl, tmp_path, write_json, texts
+):
+    data = jsonl(
+        texts[:50],
+        validation_paths=[str(write_json(tmp_path / "valid.jsonl", texts[40:]))],
+    )
     train, validation, meta = sides(data, tmp_path / "cache")
     assert (train, validation, meta["copies_left_out"]) == (texts[:40], texts[40:], 10)
     write_json(tmp_path / "s.jsonl", [f"A title\n{text}" for text in texts[40:]])
-    with pytest.raises(UserError, match="all training text is nearly the same as validation text"):
+    with pytest.raises(
+        UserError, match="all training text is nearly the same as validation text"
+    ):
         prepare(data, tmp_path / "cache")
 
 
-def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(tmp_path, corpus, texts):
+def test_max_bytes_of_a_folder_is_a_mixture_and_of_whole_documents(
+    tmp_path, corpus, texts
+):
     data = DataConfig(source="text", paths=[str(corpus)], max_bytes=20_000)
     train, validation, _ = sides(data, tmp_path / "cache")
     taken = [texts.index(text) for text in train + validation]
@@ -79,19 +102,30 @@ def test_bytes_end_with_zero_and_hold_no_other():
 
 
 def test_bpe_gives_the_text_back_and_text_cannot_spell_the_end_token(texts, tmp_path):
-    documents = [*(text.encode() for text in texts), "Ünseen <|endoftext|> 終 🙂\n".encode()]
+    documents = [
+        *(text.encode() for text in texts),
+        "Ünseen <|endoftext|> 終 🙂\n".encode(),
+    ]
     tokenizer = train_bpe(documents[:-1], 300)
     tokenizer.save(tmp_path)
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     ids = tokenizer.encode(documents)
-    pieces = np.split(ids, np.flatnonzero(ids == backend.token_to_id(END_OF_TEXT)) + 1)[:-1]
-    assert [backend.decode(piece[:-1].tolist()).encode() for piece in pieces] == documents
+    pieces = np.split(ids, np.flatnonzero(ids == backend.token_to_id(END_OF_TEXT)) + 1)[
+        :-1
+    ]
+    assert [
+        backend.decode(piece[:-1].tolist()).encode() for piece in pieces
+    ] == documents
     assert ids.max() < 300
     assert len(ids) < sum(map(len, documents)) / 1.5
-    assert 256 < train_bpe([b"aa aa"], 5000).vocab_size < 260  # too little text for the vocabulary
+    assert (
+        256 < train_bpe([b"aa aa"], 5000).vocab_size < 260
+    )  # too little text for the vocabulary
 
 
-def test_bpe_learns_from_training_documents_alone_up_to_a_limit(jsonl, tmp_path, texts, monkeypatch):
+def test_bpe_learns_from_training_documents_alone_up_to_a_limit(
+    jsonl, tmp_path, texts, monkeypatch
+):
     seen = []
     learn = lambda sample, size: seen.append(sample) or train_bpe(sample, size)  # noqa: E731
     monkeypatch.setattr(tokenise, "train_bpe", learn)
@@ -109,22 +143,33 @@ def test_bpe_learns_from_training_documents_alone_up_to_a_limit(jsonl, tmp_path,
 def test_a_tokenizer_of_hugging_face_and_bytes_per_token(jsonl, tmp_path, texts):
     data = jsonl(texts, tokenizer="bpe", vocab_size=400)
     bpe = prepare(data, tmp_path / "cache")
-    validation_bytes = sum(len(text) for text in sides(jsonl(texts), tmp_path / "cache")[1])
-    assert bpe.validation_bytes_per_token == pytest.approx(validation_bytes / bpe.validation_tokens)
+    validation_bytes = sum(
+        len(text) for text in sides(jsonl(texts), tmp_path / "cache")[1]
+    )
+    assert bpe.validation_bytes_per_token == pytest.approx(
+        validation_bytes / bpe.validation_tokens
+    )
     trained = Tokenizer.from_file(str(bpe.folder / "tokenizer.json"))
     trained.enable_truncation(10)
     trained.enable_padding(length=2000)
     path = str(tmp_path / "tokenizer.json")
     trained.save(path)
-    hf = prepare(replace(data, tokenizer="hf", vocab_size=None, tokenizer_path=path), tmp_path / "cache")
+    hf = prepare(
+        replace(data, tokenizer="hf", vocab_size=None, tokenizer_path=path),
+        tmp_path / "cache",
+    )
     assert (hf.folder == bpe.folder, hf.vocab_size) == (False, trained.get_vocab_size())
     for name in ("train.bin", "validation.bin"):
         assert (hf.folder / name).read_bytes() == (bpe.folder / name).read_bytes()
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(jsonl, tmp_path, texts):
-    small, large = (jsonl(texts, tokenizer="bpe", vocab_size=size) for size in (65_536, 65_537))
-    (two, _), (four, _) = (open_tokens(prepare(data, tmp_path / "cache")) for data in (small, large))
+    small, large = (
+        jsonl(texts, tokenizer="bpe", vocab_size=size) for size in (65_536, 65_537)
+    )
+    (two, _), (four, _) = (
+        open_tokens(prepare(data, tmp_path / "cache")) for data in (small, large)
+    )
     assert (two.dtype, four.dtype) == (np.uint16, np.uint32)
     assert two.tolist() == four.tolist()
 
@@ -145,7 +190,9 @@ def shards(tmp_path, write_json, texts, monkeypatch):
     return DataConfig(source="jsonl", paths=paths, validation_paths=[str(validation)])
 
 
-def test_tokens_are_in_the_order_of_the_source_though_batches_are_made_at_once(shards, tmp_path, monkeypatch):
+def test_tokens_are_in_the_order_of_the_source_though_batches_are_made_at_once(
+    shards, tmp_path, monkeypatch
+):
     whole = prepare(shards, tmp_path / "whole")
     slow = threading.Event()
 
@@ -187,7 +234,9 @@ prepare(DataConfig(**{vars(shards)!r}), cache, progress=progress)
 def test_a_damaged_shard_is_one_line_unless_it_is_behind_the_limit(shards, tmp_path):
     bad = tmp_path / "corpus/train.00003-of-00005.json.gz"
     bad.write_bytes(bad.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"train\.00003-of-00005\.json\.gz.*gzip data is damaged") as error:
+    with pytest.raises(
+        UserError, match=r"train\.00003-of-00005\.json\.gz.*gzip data is damaged"
+    ) as error:
         prepare(shards, tmp_path / "cache")
     assert len(error.value.problems) == 1
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]

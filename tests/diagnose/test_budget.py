@@ -11,7 +11,12 @@ from ablate.diagnose.budget import policies
 from ablate.recipes import GEMMS, RecipeSpec, read_recipe, resolve
 from ablate.recipes.place import phases_of, places
 
-SIZES = {"blocks.0.attn.q_proj": 2, "blocks.1.attn.q_proj": 2, "blocks.0.mlp.down": 3, "blocks.1.mlp.down": 3}
+SIZES = {
+    "blocks.0.attn.q_proj": 2,
+    "blocks.1.attn.q_proj": 2,
+    "blocks.0.mlp.down": 3,
+    "blocks.1.mlp.down": 3,
+}
 UNITS = {
     "GEMMs": lambda cell: cell,
     "layers": lambda cell: cell[0],
@@ -45,11 +50,14 @@ def test_no_choice_within_the_budget_does_less_harm(budget, seed):
     recipe = read_recipe("mxfp4")
     layers = layers_of(recipe)
     harm = {cell: draw.uniform(-0.1, 1) for cell in itertools.product(SIZES, GEMMS)}
-    proposed = {policy.name: policy for policy in policies(budget, recipe, layers, harm)}
+    proposed = {
+        policy.name: policy for policy in policies(budget, recipe, layers, harm)
+    }
     assert proposed["all in FP4"].share == pytest.approx(10 / 11)
     for unit, of in UNITS.items():
         groups = [
-            [cell for cell in harm if of(cell) == unit_name] for unit_name in dict.fromkeys(map(of, harm))
+            [cell for cell in harm if of(cell) == unit_name]
+            for unit_name in dict.fromkeys(map(of, harm))
         ]
         least = min(
             sum(max(harm[cell], 0) for cell in left)
@@ -63,11 +71,17 @@ def test_no_choice_within_the_budget_does_less_harm(budget, seed):
             if policy.harm == pytest.approx(least) and policy.share >= budget
         ]
         assert same, unit
-        assert all(policy.share >= budget for policy in proposed.values() if "of most harm" in policy.name)
+        assert all(
+            policy.share >= budget
+            for policy in proposed.values()
+            if "of most harm" in policy.name
+        )
     for policy in proposed.values():
         written = resolve(TypeAdapter(RecipeSpec).validate_python(policy.recipe))
         for name in SIZES:
-            in_fp4 = [gemm for gemm in GEMMS if gemm not in policy.in_bf16.get(name, ())]
+            in_fp4 = [
+                gemm for gemm in GEMMS if gemm not in policy.in_bf16.get(name, ())
+            ]
             assert low(written, layers[name].place) == in_fp4
 
 
@@ -76,14 +90,24 @@ def test_vendors_rules_and_the_last_blocks_stand_beside_them():
     names = [
         policy.name
         for policy in policies(
-            0.4, recipe, layers_of(recipe), dict.fromkeys(itertools.product(SIZES, GEMMS), 1)
+            0.4,
+            recipe,
+            layers_of(recipe),
+            dict.fromkeys(itertools.product(SIZES, GEMMS), 1),
         )
     ]
     # The first 2 and the last 8 blocks are all; 15 % of 2 blocks are the last block.
-    assert names[:3] == ["all in FP4", "BF16 in the last 15% of the blocks", "BF16 in attention"]
+    assert names[:3] == [
+        "all in FP4",
+        "BF16 in the last 15% of the blocks",
+        "BF16 in attention",
+    ]
 
 
 def test_single_gemms_are_not_chosen_where_one_takes_anothers_operand():
     recipe = read_recipe("tetrajet")
     harm = {("blocks.0.mlp.down", gemm): n for n, gemm in enumerate(GEMMS)}
-    assert not any("GEMMs" in policy.name for policy in policies(0.1, recipe, layers_of(recipe), harm))
+    assert not any(
+        "GEMMs" in policy.name
+        for policy in policies(0.1, recipe, layers_of(recipe), harm)
+    )

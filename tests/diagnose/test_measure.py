@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from ablate.backends.testing.inputs import policies_of
 from ablate.check.figures import error_parts
-from ablate.diagnose.measure import data_noise, median_crest, operand_figures, product_figures, sketch_of
+from ablate.diagnose.measure import (
+    data_noise,
+    median_crest,
+    operand_figures,
+    product_figures,
+    sketch_of,
+)
 from ablate.numerics import round_operand
 from ablate.numerics.quantiser import on_grid
 from ablate.reports.findings.diagnoses import sketch_cosine
@@ -33,7 +39,9 @@ def by_definition(exact, outputs):
     if len(errors) > 1:
         centre = np.mean(errors, axis=0)
         variance = sum(((e - centre) ** 2).sum() for e in errors) / (len(errors) - 1)
-        figures["bias_share"] = ((centre**2).sum() - variance / len(errors)) / mean_energy
+        figures["bias_share"] = (
+            (centre**2).sum() - variance / len(errors)
+        ) / mean_energy
     return figures
 
 
@@ -56,10 +64,16 @@ def test_the_bias_share_is_right_on_average_over_repeats():
     exact, common = normal(64, 64), normal(64, 64, seed=1)
     shares = []
     for repeat in range(60):
-        outputs = [exact + common + 2 * normal(64, 64, seed=1000 + 7 * repeat + n) for n in range(3)]
+        outputs = [
+            exact + common + 2 * normal(64, 64, seed=1000 + 7 * repeat + n)
+            for n in range(3)
+        ]
         shares.append(product_figures(exact, outputs, per_token=False)["bias_share"])
     expected = common.square().mean().item() / (common.square().mean().item() + 4)
-    assert abs(np.mean(shares) - expected) < 5 * np.std(shares) / math.sqrt(len(shares)) + 1e-4
+    assert (
+        abs(np.mean(shares) - expected)
+        < 5 * np.std(shares) / math.sqrt(len(shares)) + 1e-4
+    )
 
 
 UNDEFINED = "relative_error", "gain", "bias_share", "sketch"
@@ -87,7 +101,9 @@ def test_the_sketches_cosine_is_that_of_the_tensors(count):
         assert abs(estimate - true) < 5 * spread + 0.02
     whole = sketch_of(a)
     assert len(base64.b64decode(whole)) == 512
-    assert sketch_cosine(whole, whole[:40]) is sketch_cosine(whole, "no base64!") is None
+    assert (
+        sketch_cosine(whole, whole[:40]) is sketch_cosine(whole, "no base64!") is None
+    )
 
 
 @pytest.mark.parametrize("sequences", [2, 4, 8])
@@ -101,15 +117,23 @@ def test_noise_and_signal_of_gradients_with_known_ones(sequences):
         each = signal + rng.normal(size=(sequences, 400))
         contributions = [part.sum(0) / sequences for part in np.split(each, parts)]
         total = sum(contributions)
-        splits.append(data_noise([c @ c for c in contributions], total @ total, sequences))
+        splits.append(
+            data_noise([c @ c for c in contributions], total @ total, sequences)
+        )
     noise = [split["noise_energy"] for split in splits]
     true = [split["signal_energy"] for split in splits]
     error = 5 / math.sqrt(len(splits))
     assert abs(np.mean(noise) - 400 / sequences) < error * np.std(noise)
     assert abs(np.mean(true) - signal @ signal) < error * np.std(true)
-    for energies, whole, count in (([2.0], 2.0, 1), ([], 0.0, 1), ([math.nan, 1.0], 2.0, 2)):
+    for energies, whole, count in (
+        ([2.0], 2.0, 1),
+        ([], 0.0, 1),
+        ([math.nan, 1.0], 2.0, 2),
+    ):
         assert data_noise(energies, whole, count) is None
-    assert data_noise([1.0, 1.0], 1.0, 2)["signal_energy"] <= 0  # noise explains all of it
+    assert (
+        data_noise([1.0, 1.0], 1.0, 2)["signal_energy"] <= 0
+    )  # noise explains all of it
 
 
 def measured(x, policy, axis=1, key=KEY):
@@ -117,7 +141,9 @@ def measured(x, policy, axis=1, key=KEY):
     quantised = done.values.float() * done.descale
     grid = on_grid(x, policy, axis=axis, key=key)
     last = x.float() if axis == 1 else x.float().t()
-    return operand_figures(grid, quantised if axis == 1 else quantised.t(), last), quantised
+    return operand_figures(
+        grid, quantised if axis == 1 else quantised.t(), last
+    ), quantised
 
 
 def test_figures_of_a_floor_scale_are_their_definitions():
@@ -130,22 +156,36 @@ def test_figures_of_a_floor_scale_are_their_definitions():
     largest = np.where(amax > 0, amax, 1)
     scale = 2.0 ** (np.floor(np.log2(largest)) - 2)
     there = blocks != 0
-    assert figures["clipped"] == pytest.approx((there & (np.abs(blocks) / scale > 6)).sum() / there.sum())
-    assert figures["zeroed"] == pytest.approx((there & (q.reshape(-1, 32) == 0)).sum() / there.sum())
+    assert figures["clipped"] == pytest.approx(
+        (there & (np.abs(blocks) / scale > 6)).sum() / there.sum()
+    )
+    assert figures["zeroed"] == pytest.approx(
+        (there & (q.reshape(-1, 32) == 0)).sum() / there.sum()
+    )
     assert 0 < figures["clipped"] < 0.1 < figures["zeroed"]
     assert figures["gain"] == pytest.approx((q * v).sum() / (v * v).sum(), rel=1e-5)
-    assert figures["relative_error"] == pytest.approx(np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5)
+    assert figures["relative_error"] == pytest.approx(
+        np.linalg.norm(q - v) / np.linalg.norm(v), rel=1e-5
+    )
     rms = np.sqrt((blocks**2).mean(1))
     crest = (amax[:, 0] / np.where(rms > 0, rms, 1))[rms > 0]
-    assert figures["crest_before"] == figures["crest_after"] == pytest.approx(np.median(crest), rel=0.02)
+    assert (
+        figures["crest_before"]
+        == figures["crest_after"]
+        == pytest.approx(np.median(crest), rel=0.02)
+    )
     levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    nearest = levels[np.abs(6 * np.abs(blocks / largest)[..., None] - levels).argmin(-1)]
+    nearest = levels[
+        np.abs(6 * np.abs(blocks / largest)[..., None] - levels).argmin(-1)
+    ]
     ideal = np.square(np.abs(blocks) - nearest * largest / 6)
     dead, whole = ideal[nearest == 0].sum(), np.square(q - v).sum()
     expected = (whole - ideal.sum(), dead, ideal.sum() - dead)
     assert 0.02 * whole < min(expected)
     grid = on_grid(x, MXFP4, axis=1)
-    assert error_parts(grid.rotated, quantised, grid.ideal) == pytest.approx(expected, rel=1e-5)
+    assert error_parts(grid.rotated, quantised, grid.ideal) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
@@ -161,7 +201,11 @@ def test_a_rotation_along_the_tokens_gathers_a_constant_mean_in_few_of_them():
     blocks=st.integers(1, 3),
     value=st.sampled_from([None, 0.0, math.nan, math.inf, 1e38, 1e-40]),
     policy=st.sampled_from(
-        [*policies_of("mxfp4\nmxfp4 stochastic 0.75\nmxfp4 H32 step\nnvfp4\nfp8_e4m3\nmxfp8")]
+        [
+            *policies_of(
+                "mxfp4\nmxfp4 stochastic 0.75\nmxfp4 H32 step\nnvfp4\nfp8_e4m3\nmxfp8"
+            )
+        ]
     ),
     everywhere=st.booleans(),
 )

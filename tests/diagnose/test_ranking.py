@@ -30,7 +30,12 @@ def gradient(trainee, step=0):
 
 def only(gemm, stabiliser):
     """Build the recipe that quantises one GEMM of one layer, by rules."""
-    return {"layers": [{"match": DOWN, "recipe": {"gemms": [gemm], "stabiliser": stabiliser}}], "gemms": []}
+    return {
+        "layers": [
+            {"match": DOWN, "recipe": {"gemms": [gemm], "stabiliser": stabiliser}}
+        ],
+        "gemms": [],
+    }
 
 
 @pytest.fixture
@@ -48,7 +53,9 @@ def harms(trainee_of):
 
 @pytest.mark.parametrize("gemm", ALL)
 @pytest.mark.parametrize("stabiliser", ["none", "sr"])
-def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(harms, trainee_of, gemm, stabiliser):
+def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(
+    harms, trainee_of, gemm, stabiliser
+):
     _, ranked = harms({"gemms": ALL, "stabiliser": stabiliser}, [DOWN])
     harm = next(harm for harm in ranked if harm.gemm == gemm)
     exact, exact_loss = gradient(trainee_of({}))
@@ -61,18 +68,26 @@ def test_harm_is_what_a_model_with_that_gemm_alone_quantised_shows(harms, traine
     assert harm.draws == draws
     assert harm.random == pytest.approx(variance, rel=1e-3, abs=1e-9)
     assert harm.harm == pytest.approx(total - variance, rel=1e-3, abs=1e-6)
-    assert harm.loss_change == pytest.approx(np.mean([loss for _, loss in measured]) - exact_loss, abs=1e-6)
+    assert harm.loss_change == pytest.approx(
+        np.mean([loss for _, loss in measured]) - exact_loss, abs=1e-6
+    )
     assert total > 1e-5
     assert (harm.loss_change != 0) == (gemm == "fprop")
     assert harm.diagnosis["gemm"] == gemm
 
 
-def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behind(harms, trainee_of):
+def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behind(
+    harms, trainee_of
+):
     trainee, ranked = harms({"gemms": ALL}, ["blocks.0.attention.qkv", DOWN])
     assert len(ranked) == 6
-    assert [harm.harm for harm in ranked] == sorted((harm.harm for harm in ranked), reverse=True)
+    assert [harm.harm for harm in ranked] == sorted(
+        (harm.harm for harm in ranked), reverse=True
+    )
     _, alone = harms({"gemms": ALL}, [DOWN])
-    assert [harm.harm for harm in ranked if harm.layer == DOWN] == [harm.harm for harm in alone]
+    assert [harm.harm for harm in ranked if harm.layer == DOWN] == [
+        harm.harm for harm in alone
+    ]
     assert trainee.state.tap is None
     assert trainee.module.training
     untouched = trainee_of({"gemms": ALL})
@@ -80,9 +95,13 @@ def test_the_worst_comes_first_each_is_quantised_alone_and_nothing_is_left_behin
 
 
 def test_layers_that_stay_in_high_precision_have_no_cells(trainee_of):
-    trainee = trainee_of({"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]})
+    trainee = trainee_of(
+        {"gemms": ["wgrad"], "layers": [{"first": 1, "recipe": "bf16"}]}
+    )
     gemms = layer_gemms(trainee, list(quantised_layers(trainee.module)), draws=2)
-    assert {(layer.name.split(".")[1], gemm) for layer, gemm, _ in gemms} == {("1", "wgrad")}
+    assert {(layer.name.split(".")[1], gemm) for layer, gemm, _ in gemms} == {
+        ("1", "wgrad")
+    }
 
 
 @pytest.mark.parametrize("name", ["tetrajet", "te-hybrid-fp8-delayed"])
@@ -90,5 +109,7 @@ def test_double_quantisation_and_delayed_scales(harms, name):
     _, ranked = harms(name, [DOWN], draws=2)
     assert len(ranked) == 3
     assert all(
-        harm.harm is not None and 0.01 < harm.diagnosis["product"]["relative_error"] < 0.3 for harm in ranked
+        harm.harm is not None
+        and 0.01 < harm.diagnosis["product"]["relative_error"] < 0.3
+        for harm in ranked
     )

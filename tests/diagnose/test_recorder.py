@@ -9,11 +9,25 @@ from torch import nn
 
 from ablate.backends.protocol import dequantised
 from ablate.diagnose.measure import data_noise
-from ablate.diagnose.recorder import MAX_ROWS, Recorder, Tapped, diagnose_gemm, draws_of, sampled_rows
+from ablate.diagnose.recorder import (
+    MAX_ROWS,
+    Recorder,
+    Tapped,
+    diagnose_gemm,
+    draws_of,
+    sampled_rows,
+)
 from ablate.layers.linear import product
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
-from ablate.recipes import PRESETS, GemmPolicy, OperandPolicy, Recipe, RecipeSpec, resolve
+from ablate.recipes import (
+    PRESETS,
+    GemmPolicy,
+    OperandPolicy,
+    Recipe,
+    RecipeSpec,
+    resolve,
+)
 from ablate.recipes.place import places
 from ablate.run.diagnostics import Diagnostics, chosen_layers
 from tests.curves import Kept, curve
@@ -33,13 +47,18 @@ def tapped_of(recipe, tokens=128, sequences=4, size=(64, 96)):
     model = nn.Sequential(nn.Linear(*size, bias=False))
     apply_recipe(model, recipe, seed=5)
     weight = model[0].weight.detach().to(torch.bfloat16)
-    x, dy = normal(tokens, size[0]).bfloat16(), normal(tokens, size[1], seed=1).bfloat16()
+    x, dy = (
+        normal(tokens, size[0]).bfloat16(),
+        normal(tokens, size[1], seed=1).bfloat16(),
+    )
     return Tapped(layer=model[0], at=AT, dy=dy, x=x, weight=weight, sequences=sequences)
 
 
 def diagnosed(tapped, draws=2):
     passes = draws_of(tapped.layer.recipe_at(0), draws)
-    return {gemm: diagnose_gemm(tapped, gemm, draws=count) for gemm, count in passes.items()}
+    return {
+        gemm: diagnose_gemm(tapped, gemm, draws=count) for gemm, count in passes.items()
+    }
 
 
 def test_the_exact_products_are_those_of_the_same_bf16_tensors():
@@ -47,9 +66,13 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
     x, dy, w = (t.double() for t in (tapped.x, tapped.dy, tapped.weight))
     exact = {"fprop": x @ w.t(), "dgrad": dy @ w, "wgrad": dy.t() @ x}
     for gemm, diagnosis in diagnosed(tapped).items():
-        output = product(tapped.layer, gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight).double()
+        output = product(
+            tapped.layer, gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight
+        ).double()
         relative = ((output - exact[gemm]).norm() / exact[gemm].norm()).item()
-        assert diagnosis["product"]["relative_error"] == pytest.approx(relative, rel=1e-3)
+        assert diagnosis["product"]["relative_error"] == pytest.approx(
+            relative, rel=1e-3
+        )
         assert 0.1 < relative < 0.3
         assert diagnosis["product"]["exact_energy"] == pytest.approx(
             exact[gemm].square().sum().item(), rel=1e-4
@@ -72,13 +95,20 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
 )
 def test_what_stays_the_same_in_every_draw_is_bias(recipe, gemms, draws, low, high):
     diagnoses = diagnosed(tapped_of(recipe), draws=16)
-    assert set(gemms) <= diagnoses.keys() == {gemm for gemm in diagnoses if diagnoses[gemm]["operands"]}
+    assert (
+        set(gemms)
+        <= diagnoses.keys()
+        == {gemm for gemm in diagnoses if diagnoses[gemm]["operands"]}
+    )
     for gemm in gemms:
         assert diagnoses[gemm]["product"]["draws"] == draws
         assert low <= diagnoses[gemm]["product"]["bias_share"] <= high
         if recipe is SR:
             assert diagnoses[gemm]["product"]["gain"] == pytest.approx(1, abs=0.01)
-            assert all(figures["clipped"] == 0 for figures in diagnoses[gemm]["operands"].values())
+            assert all(
+                figures["clipped"] == 0
+                for figures in diagnoses[gemm]["operands"].values()
+            )
 
 
 def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
@@ -86,7 +116,9 @@ def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
     part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50])
     zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
     zeroed.dy[50:], zeroed.x[50:] = 0, 0
-    for diagnosis, other in zip(diagnosed(part).values(), diagnosed(zeroed).values(), strict=True):
+    for diagnosis, other in zip(
+        diagnosed(part).values(), diagnosed(zeroed).values(), strict=True
+    ):
         # Products of other sizes are summed in another order on some CPUs.
         assert diagnosis["product"]["relative_error"] == pytest.approx(
             other["product"]["relative_error"], rel=1e-6
@@ -100,13 +132,17 @@ def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured
     def tapped(source):
         right = dataclasses.replace(rotated, source=source)
         fprop = GemmPolicy(left=plain, right=plain)
-        return tapped_of(Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right)))
+        return tapped_of(
+            Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right))
+        )
 
     twice, once = tapped("forward_bf16"), tapped("high_precision")
     planned = twice.layer.plan(AT.tokens, twice.x.device).operand("fprop", "x")
     forward = dequantised(twice.layer.operand(twice.x, planned, AT)).to(torch.bfloat16)
     expected = diagnosed(dataclasses.replace(once, x=forward))
-    assert diagnosed(twice)["wgrad"]["operands"]["x"] == expected["wgrad"]["operands"]["x"]
+    assert (
+        diagnosed(twice)["wgrad"]["operands"]["x"] == expected["wgrad"]["operands"]["x"]
+    )
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -140,7 +176,10 @@ def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generat
     state = torch.get_rng_state()
     diagnoses = diagnosed(tapped)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(buffer, before[name]) for name, buffer in tapped.layer.named_buffers())
+    assert all(
+        torch.equal(buffer, before[name])
+        for name, buffer in tapped.layer.named_buffers()
+    )
     # The past's largest magnitude, 3, was used: the tensors' own largest values clip.
     assert diagnoses["fprop"]["operands"]["x"]["clipped"] > 0
 
@@ -154,7 +193,9 @@ def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
         dy, x = (whole.double().chunk(4) for whole in (tapped.dy, tapped.x))
         parts = [a.t() @ b for a, b in zip(dy, x, strict=True)]
         energies = [part.square().sum().item() for part in (*parts, sum(parts))]
-        assert noise == pytest.approx(data_noise(energies[:-1], energies[-1], 8), rel=1e-4)
+        assert noise == pytest.approx(
+            data_noise(energies[:-1], energies[-1], 8), rel=1e-4
+        )
 
 
 STEP = 32 * 16  # tokens
@@ -168,7 +209,9 @@ RECIPES = {
 
 def run(config, tokens, diagnostics=None, **options):
     diagnosed_rows = []
-    observe = diagnostics and (lambda trainee: Recorder(trainee, diagnostics, diagnosed_rows.append))
+    observe = diagnostics and (
+        lambda trainee: Recorder(trainee, diagnostics, diagnosed_rows.append)
+    )
     return curve(config, tokens, observe=observe, **options), diagnosed_rows
 
 
@@ -177,7 +220,9 @@ def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name
     config = make_config(RECIPES[name], **SHORT)
     before = torch.get_rng_state()
     plain, _ = run(config, tokens)
-    looked, diagnosed_rows = run(config, tokens, Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2))
+    looked, diagnosed_rows = run(
+        config, tokens, Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2)
+    )
     assert looked == plain
     assert torch.equal(before, torch.get_rng_state())
     assert {row["tokens"] for row in diagnosed_rows} == {2 * n * STEP for n in range(3)}
@@ -203,7 +248,9 @@ def test_a_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
         gemms.setdefault(row["step"], set()).add(row["gemm"])
     assert blocks == {"1", "2", "3"}
     assert gemms == {0: set(ALL), 4: {"fprop"}}
-    assert run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []  # nothing is quantised
+    assert (
+        run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []
+    )  # nothing is quantised
 
 
 @pytest.mark.exhaustive
@@ -217,14 +264,20 @@ def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
 
 
 def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
-    names = [f"blocks.{n}.{part}" for n in range(16) for part in ("qkv", "down")] + ["head"]
+    names = [f"blocks.{n}.{part}" for n in range(16) for part in ("qkv", "down")] + [
+        "head"
+    ]
     where = places(names, heads=["head"]).values()
     plain = resolve(RecipeSpec(gemms=ALL))
     assert chosen_layers("ends and middle", plain, where) == [
         f"blocks.{n}.{part}" for n in (0, 8, 15) for part in ("qkv", "down")
     ]
-    nvidia = PRESETS["nvidia-nvfp4"].recipe  # first 2 and last 8 blocks in high precision
-    assert {name.split(".")[1] for name in chosen_layers("ends and middle", nvidia, where)} == {"2", "5", "7"}
+    nvidia = PRESETS[
+        "nvidia-nvfp4"
+    ].recipe  # first 2 and last 8 blocks in high precision
+    assert {
+        name.split(".")[1] for name in chosen_layers("ends and middle", nvidia, where)
+    } == {"2", "5", "7"}
     assert chosen_layers(["*.down", "nothing"], plain, where)[0] == "blocks.0.down"
     assert chosen_layers("ends and middle", resolve(RecipeSpec()), where) == []
 
@@ -236,14 +289,19 @@ def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
         ("load", "blocks.0.ffn", step) for step in (0, 2, 4)
     ]
     for row in diagnosed_rows:
-        choices = [round(share * STEP) for share in row["shares"]]  # two of each of the STEP / 2 tokens
+        choices = [
+            round(share * STEP) for share in row["shares"]
+        ]  # two of each of the STEP / 2 tokens
         assert sum(choices) == STEP
-        assert row["shares"] == pytest.approx([each / STEP for each in choices], rel=1e-5)
+        assert row["shares"] == pytest.approx(
+            [each / STEP for each in choices], rel=1e-5
+        )
         assert row["busiest"] == pytest.approx(4 * max(choices) / STEP, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("rows", "seq_len"), [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)]
+    ("rows", "seq_len"),
+    [(4096, 128), (640, 64), (4096, 2048), (1000, 100), (96, 7), (8, 32)],
 )
 def test_a_sample_of_the_rows_is_whole_sequences_where_it_can_be(rows, seq_len):
     taken, sequences = sampled_rows(rows, seq_len)

@@ -28,7 +28,9 @@ def quick(config, on_metrics, *, tokens, should_stop, checkpoints, device):
     loss = 3.0 + config.seed
     for step in range(1, 4):
         on_metrics(train_row(10 * step, step, loss))
-        on_metrics({"kind": "eval", "tokens": 10 * step, "step": step, "val_loss": loss / step})
+        on_metrics(
+            {"kind": "eval", "tokens": 10 * step, "step": step, "val_loss": loss / step}
+        )
     return TrainResult(state="finished", tokens=30, step=3)
 
 
@@ -38,7 +40,9 @@ def one_fails_and_one_diverges(config, on_metrics, **options):
         print("about to fail")
         raise RuntimeError("a bug in the trainer\nwith a second line")
     if config.seed == 2:
-        return TrainResult(state="diverged", tokens=10, step=1, message="non-finite training loss")
+        return TrainResult(
+            state="diverged", tokens=10, step=1, message="non-finite training loss"
+        )
     if config.seed == 3 and first_time(options["checkpoints"]):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
     return quick(config, on_metrics, **options)
@@ -50,7 +54,9 @@ def only_seed_0_ends(config, on_metrics, **options):
         return quick(config, on_metrics, **options)
     on_metrics(train_row(10, 1, 3.0))
     _ask_on(options["should_stop"])
-    return TrainResult(state="interrupted", tokens=0, step=0, message="stopped on request")
+    return TrainResult(
+        state="interrupted", tokens=0, step=0, message="stopped on request"
+    )
 
 
 def first_time(checkpoints):
@@ -100,15 +106,25 @@ dies_once = _once(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 hangs_once = _once(lambda _: time.sleep(3600), hangs=True)
 asks_on_once = _once(_ask_on, hangs=True)
 # It keeps Python's lock.
-never_returns_to_python_once = _once(lambda _: ctypes.PyDLL(None).sleep(3600), hangs=True)
-gpu_fails_once = _once(lambda _: _raise(RuntimeError("CUDA error: an illegal memory access was encountered")))
-disk_is_full_once = _once(lambda _: _raise(OSError(errno.ENOSPC, "No space left on device")))
+never_returns_to_python_once = _once(
+    lambda _: ctypes.PyDLL(None).sleep(3600), hangs=True
+)
+gpu_fails_once = _once(
+    lambda _: _raise(
+        RuntimeError("CUDA error: an illegal memory access was encountered")
+    )
+)
+disk_is_full_once = _once(
+    lambda _: _raise(OSError(errno.ENOSPC, "No space left on device"))
+)
 
 
 def starts_others(config, on_metrics, **options):
     """Start processes in every way that outlives a parent, write down their ids, and never end."""
     sleep = "import os, sys, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
-    plain = subprocess.Popen([sys.executable, "-c", sleep], stdout=subprocess.PIPE, text=True)
+    plain = subprocess.Popen(
+        [sys.executable, "-c", sleep], stdout=subprocess.PIPE, text=True
+    )
     away = subprocess.Popen(
         [sys.executable, "-c", f"import os\nif os.fork(): os._exit(0)\nexec({sleep!r})"],
         stdout=subprocess.PIPE, text=True,

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
-from ablate.run.config import DataConfig, ModelConfig, ResourcesConfig, RunConfig, TrainingConfig
+from ablate.run.config import (
+    DataConfig,
+    ModelConfig,
+    ResourcesConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from ablate.store import StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
@@ -15,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_plan(store: StudyStore, name: str, run_ids: Sequence[str], tokens: int) -> None:
+def write_plan(
+    store: StudyStore, name: str, run_ids: Sequence[str], tokens: int
+) -> None:
     """Write a plan of one arm, with a seed for each run."""
     runs = tuple(LockedRun(id=run_id, seed=seed) for seed, run_id in enumerate(run_ids))
     arms = (LockedArm(name="bf16", recipe="bf16", tokens=tokens, runs=runs),)
@@ -32,7 +40,9 @@ def config_of(training: TrainingConfig, **settings: Any) -> RunConfig:
     return RunConfig(training=training, **defaults | settings)
 
 
-def requests_of(folder: Path, trainer: str | None = None) -> tuple[StudyStore, list[RunRequest]]:
+def requests_of(
+    folder: Path, trainer: str | None = None
+) -> tuple[StudyStore, list[RunRequest]]:
     """Return a store with a plan of one arm and four seeds, and the requests to run them."""
     store = StudyStore(folder)
     requests = [

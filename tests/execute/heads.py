@@ -34,8 +34,14 @@ def environment_with_token(folder):
 @contextlib.contextmanager
 def ray_head(environment, port, dashboard=None, num_cpus=2):
     """Start a head node; give a function that kills all its processes with kill -9."""
-    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has room for 107 letters
-    pages = [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"] if dashboard else []
+    short = tempfile.mkdtemp(
+        prefix="ray", dir="/tmp"
+    )  # a socket's path has room for 107 letters
+    pages = (
+        [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+        if dashboard
+        else []
+    )
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
         f"--include-dashboard={str(bool(dashboard)).lower()}", *pages,
@@ -45,20 +51,29 @@ def ray_head(environment, port, dashboard=None, num_cpus=2):
         f"--num-cpus={num_cpus}", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
     head = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
     def kill():
         for process in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if int(process.name) != os.getpid() and short.encode() in (process / "cmdline").read_bytes():
+                if (
+                    int(process.name) != os.getpid()
+                    and short.encode() in (process / "cmdline").read_bytes()
+                ):
                     os.kill(int(process.name), signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(head.pid, signal.SIGKILL)
 
     def answers():
         with contextlib.suppress(OSError):
-            return socket.create_connection(("127.0.0.1", port), timeout=1).close() is None
+            return (
+                socket.create_connection(("127.0.0.1", port), timeout=1).close() is None
+            )
 
     try:
         wait_until(answers, head)

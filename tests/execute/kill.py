@@ -110,9 +110,9 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
 
         def audit(event: str, arguments: tuple[object, ...]) -> None:
             writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
-            if (writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")) and str(
-                arguments[0]
-            ).startswith(str(task.folder.path)):
+            if (
+                writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")
+            ) and str(arguments[0]).startswith(str(task.folder.path)):
                 count()
 
         sys.addaudithook(audit)
@@ -126,7 +126,9 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
 
 def timeless(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     times = ("time_unix", "tokens_per_sec")
-    return [{key: value for key, value in row.items() if key not in times} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in times} for row in rows
+    ]
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +139,13 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 def outcome_of(run: RunDir) -> tuple[object, ...]:
     """Return what must not depend on how often a run was killed: its end and its rows."""
     status = run.status()
-    return status.state, status.tokens, status.step, status.message, rows_in(run.metrics_path)
+    return (
+        status.state,
+        status.tokens,
+        status.step,
+        status.message,
+        rows_in(run.metrics_path),
+    )
 
 
 def make_run(run: RunDir, seed: int, steps: int = 8) -> RunDir:

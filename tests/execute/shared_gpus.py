@@ -32,7 +32,10 @@ def look_round(run: RunRequest) -> TaskEnd:
     begun = time.time()
     gpu = os.environ["CUDA_VISIBLE_DEVICES"]
     (run.stop_path.parent / f"{gpu}-{run.run_id}").touch()
-    while len(list(run.stop_path.parent.glob(f"{gpu}-*"))) < 2 and time.time() < begun + 60:
+    while (
+        len(list(run.stop_path.parent.glob(f"{gpu}-*"))) < 2
+        and time.time() < begun + 60
+    ):
         time.sleep(0.1)
     seen = {"process": os.getpid(), "gpu": gpu, "begun": begun}
     return TaskEnd(state="finished", message=json.dumps(seen | {"ended": time.time()}))
@@ -42,12 +45,26 @@ def main(folder: Path) -> None:
     """Run eight runs of half a GPU each."""
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     kind = {"accelerator_type:H200": 1.0}
-    ray.init("local", num_cpus=4, num_gpus=2, resources=kind, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        "local",
+        num_cpus=4,
+        num_gpus=2,
+        resources=kind,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
     queue.execute_run = look_round  # type: ignore[assignment]
     _, requests = requests_of(folder)
     folder.joinpath("seen").mkdir()
-    asked = {"resources": ResourcesConfig(gpus=0.5), "stop_path": folder / "seen" / "stop"}
-    runs = [replace(run, run_id=f"{run.run_id}{turn}", **asked) for run in requests for turn in (0, 1)]
+    asked = {
+        "resources": ResourcesConfig(gpus=0.5),
+        "stop_path": folder / "seen" / "stop",
+    }
+    runs = [
+        replace(run, run_id=f"{run.run_id}{turn}", **asked)
+        for run in requests
+        for turn in (0, 1)
+    ]
     gangs_at_once(runs)
     workers = queue.Workers()
     for run in runs:
@@ -56,7 +73,11 @@ def main(folder: Path) -> None:
     while len(ends) < len(runs):
         ends += [end.message for _, end in workers.collect()]
     machines = [vars(machine) for machine in machines_at("")]
-    sys.stdout.write(json.dumps({"runs": [json.loads(end or "") for end in ends], "machines": machines}))
+    sys.stdout.write(
+        json.dumps(
+            {"runs": [json.loads(end or "") for end in ends], "machines": machines}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -60,25 +60,33 @@ SLOW = "The current node timed out during startup. This could happen because"
 
 
 @pytest.mark.parametrize(
-    ("address", "message", "starts"), [(None, SLOW, 2), (None, "no memory", 1), ("127.0.0.1:1", SLOW, 1)]
+    ("address", "message", "starts"),
+    [(None, SLOW, 2), (None, "no memory", 1), ("127.0.0.1:1", SLOW, 1)],
 )
 def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
     monkeypatch, tmp_path, address, message, starts
 ):
     begun = []
     others = []
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # the connection sets variables of Ray's
+    monkeypatch.setattr(
+        os, "environ", dict(os.environ)
+    )  # the connection sets variables of Ray's
     monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
 
     def init(**_):
-        begun.append(subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")]))
+        begun.append(
+            subprocess.Popen([*SLEEP, str(Path(ray.__file__).parent / "raylet")])
+        )
         others.append(subprocess.Popen(SLEEP))
         raise RuntimeError(message)
 
     monkeypatch.setattr("ray.init", init)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     try:
-        with pytest.raises(UserError, match="cannot start or reach Ray"), cluster.connection(address):
+        with (
+            pytest.raises(UserError, match="cannot start or reach Ray"),
+            cluster.connection(address),
+        ):
             pass
         assert len(begun) == starts
         for half_started in begun[:-1]:
@@ -100,7 +108,9 @@ def test_a_killed_head(tmp_path):
 
     with ray_head(environment, port) as kill:
         process = start_ablate(*words, cwd=tmp_path, env=environment)
-        wait_until(lambda: list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")), process)
+        wait_until(
+            lambda: list(tmp_path.glob("runs/small/runs/*/checkpoints/*.json")), process
+        )
         kill()
         output, _ = process.communicate()
     assert process.returncode == 1, output
@@ -110,20 +120,29 @@ def test_a_killed_head(tmp_path):
         process = start_ablate(*words, cwd=tmp_path, env=environment)
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    ledgers = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")]
+    ledgers = [
+        json.loads(path.read_text())
+        for path in tmp_path.glob("runs/small/runs/*/attempts/*.json")
+    ]
     assert sum(record["outcome"] == "finished" for record in ledgers) == 2
     assert any(record["resumed_from_step"] for record in ledgers)
 
 
 @pytest.mark.exhaustive
-def test_no_folder_of_ray_is_left_by_ctrl_c_at_its_start_or_sigterm_at_the_report(tmp_path, short):
+def test_no_folder_of_ray_is_left_by_ctrl_c_at_its_start_or_sigterm_at_the_report(
+    tmp_path, short
+):
     (tmp_path / "small.yaml").write_text(STUDY)
     for moment, number in (
         (lambda: list(short.glob("ablate-ray-*/r/session_*/logs/*")), signal.SIGINT),
         ((tmp_path / "runs/small/report").exists, signal.SIGTERM),
     ):
         process = start_ablate(
-            "run", "small.yaml", cwd=tmp_path, env=os.environ | {"TMPDIR": str(short)}, stdout=None
+            "run",
+            "small.yaml",
+            cwd=tmp_path,
+            env=os.environ | {"TMPDIR": str(short)},
+            stdout=None,
         )
         wait_until(moment, process)
         process.send_signal(number)
@@ -143,7 +162,10 @@ input()
 @pytest.mark.parametrize("end", [None, signal.SIGTERM, signal.SIGKILL])
 def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process(short, end):
     process = subprocess.Popen(
-        [sys.executable, "-c", PRIVATE, str(short)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRIVATE, str(short)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     folder = Path(process.stdout.readline().strip())
     assert (folder.stat().st_mode & 0o777, folder.parent) == (0o700, short)
@@ -159,15 +181,25 @@ def test_the_folder_of_a_local_ray_is_private_and_goes_with_its_process(short, e
 def test_a_folder_that_others_can_replace_is_refused(monkeypatch, short):
     short.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(short))
-    with pytest.raises(UserError, match=f"others can replace what is in {short}: Ray's files would not be"):
+    with pytest.raises(
+        UserError,
+        match=f"others can replace what is in {short}: Ray's files would not be",
+    ):
         cluster._private_folder.__wrapped__()
 
 
 @pytest.mark.parametrize(
     ("above", "mode", "warns"),
-    [(0o755, 0o777, True), (0o755, 0o755, False), (0o700, 0o777, False), (0o710, 0o770, True)],
+    [
+        (0o755, 0o777, True),
+        (0o755, 0o755, False),
+        (0o700, 0o777, False),
+        (0o710, 0o770, True),
+    ],
 )
-def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, short, above, mode, warns):
+def test_a_cluster_whose_folder_others_can_write_is_warned_of(
+    monkeypatch, short, above, mode, warns
+):
     warnings = []
     folder = short / "ray"
     folder.mkdir()
@@ -186,12 +218,17 @@ def test_a_cluster_whose_folder_others_can_write_is_warned_of(monkeypatch, short
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
     path = tmp_path / "token"
-    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN_PATH": str(path)})  # nothing is left for other tests
+    monkeypatch.setattr(
+        os, "environ", {"RAY_AUTH_TOKEN_PATH": str(path)}
+    )  # nothing is left for other tests
     assert cluster.use_token() is None
     assert "RAY_AUTH_MODE" not in os.environ
     path.write_text("secret")
     path.chmod(0o644)
-    assert cluster.use_token() == f"Others on this machine can read Ray's token: chmod 600 {path}"
+    assert (
+        cluster.use_token()
+        == f"Others on this machine can read Ray's token: chmod 600 {path}"
+    )
     path.chmod(0o600)
     assert cluster.use_token() is None
     assert os.environ["RAY_AUTH_MODE"] == "token"

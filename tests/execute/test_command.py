@@ -29,7 +29,14 @@ from ablate.run.log_rows import LogSource
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
 from tests.execute.four_runs import config_of
-from tests.execute.kill import execute_and_die_at, in_child, outcome_of, request_of, timeless, wait_for
+from tests.execute.kill import (
+    execute_and_die_at,
+    in_child,
+    outcome_of,
+    request_of,
+    timeless,
+    wait_for,
+)
 from tests.waiting import run_python, wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
@@ -40,17 +47,30 @@ TRAINING = TrainingConfig(tokens=STEPS * 32, seq_len=8, batch_size=4)
 
 def config_of_words(*words, training=TRAINING, metrics=MEGATRON, **settings):
     """The configuration of a run whose command are these words."""
-    return config_of(training, trainer=Command(command=[*words], metrics=metrics, **settings))
+    return config_of(
+        training, trainer=Command(command=[*words], metrics=metrics, **settings)
+    )
 
 
 def config_of_code(code, *words, **settings):
     """The configuration of a run whose command is this code, with its folder and words of its own."""
-    return config_of_words(sys.executable, "-c", code, "{run_dir}", *words, "{seed}", **settings)
+    return config_of_words(
+        sys.executable, "-c", code, "{run_dir}", *words, "{seed}", **settings
+    )
 
 
 def config(*args, **settings):
     """The configuration of a run of ``train_script.py``."""
-    words = (sys.executable, SCRIPT, "--seed", "{seed}", "--steps", "{steps}", "--save", "{run_dir}/ckpt")
+    words = (
+        sys.executable,
+        SCRIPT,
+        "--seed",
+        "{seed}",
+        "--steps",
+        "{steps}",
+        "--save",
+        "{run_dir}/ckpt",
+    )
     return config_of_words(*words, "{args}", args=[*args], **settings)
 
 
@@ -78,11 +98,21 @@ def undisturbed(tmp_path_factory):
 
 
 def test_rows_have_tokens_and_speed(undisturbed):
-    assert [row["step"] for row in undisturbed if row["kind"] == "eval"] == list(range(10, 61, 10))
+    assert [row["step"] for row in undisturbed if row["kind"] == "eval"] == list(
+        range(10, 61, 10)
+    )
     row = next(row for row in undisturbed if row["kind"] == "train")
     assert row["tokens"] == 5 * 32
     assert row["tokens_per_sec"] == 32 / 0.01
-    assert row.keys() == {"kind", "tokens", "step", "loss", "lr", "grad_norm", "tokens_per_sec"}
+    assert row.keys() == {
+        "kind",
+        "tokens",
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens_per_sec",
+    }
 
 
 @pytest.mark.parametrize(
@@ -93,11 +123,21 @@ def test_rows_have_tokens_and_speed(undisturbed):
             ["interrupted", "finished"],
             r"exit code 1 after step 35 of 60; its last lines: (arithmetic: bf16 \| )something went wrong$",
         ),
-        (["--always-crash-at", "12"], ["interrupted", "failed"], "exit code 1 after step 10 of 60"),
-        (["--exit-at", "30"], ["interrupted", "failed"], "ended with exit code 0 after step 30 of 60"),
+        (
+            ["--always-crash-at", "12"],
+            ["interrupted", "failed"],
+            "exit code 1 after step 10 of 60",
+        ),
+        (
+            ["--exit-at", "30"],
+            ["interrupted", "failed"],
+            "ended with exit code 0 after step 30 of 60",
+        ),
     ],
 )
-def test_what_ends_early_is_tried_again_while_it_gets_further(tmp_path, undisturbed, words, states, said):
+def test_what_ends_early_is_tried_again_while_it_gets_further(
+    tmp_path, undisturbed, words, states, said
+):
     rows = []
     for number, state in enumerate(states, 1):
         end, _ = attempt(tmp_path, config(*words), number, rows)
@@ -124,7 +164,11 @@ def test_a_run_that_is_asked_to_stop_before_its_command_starts_starts_none(tmp_p
 
 
 def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
-    end, _ = attempt(tmp_path, config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5), stop_after=1)
+    end, _ = attempt(
+        tmp_path,
+        config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5),
+        stop_after=1,
+    )
     assert end.state == "interrupted"  # and ``attempt`` found no process of it
 
 
@@ -150,12 +194,17 @@ def test_a_daemon_that_has_cleared_and_closed_all_ends_with_its_command(tmp_path
     stop_after = 1 if end == "interrupted" else math.inf
     follower, _ = attempt(tmp_path, config_of_code(code), stop_after=stop_after)
     assert follower.state == end, follower.message
-    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()  # no zombie of ours, either
+    assert not Path(
+        "/proc", (tmp_path / "pid").read_text().strip()
+    ).exists()  # no zombie of ours, either
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
     end, rows = attempt(tmp_path, config("--nan-at", "23", "--sleep", "0.01"))
-    assert (end.state, end.message) == ("diverged", "the training loss at step 23 is nan")
+    assert (end.state, end.message) == (
+        "diverged",
+        "the training loss at step 23 is nan",
+    )
     assert rows[-1]["step"] == 20
 
 
@@ -174,7 +223,11 @@ def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
     [
         ({"expect": ["FP4 .*e2m1"], "env": {"NOISY": "1"}}, "finished", None),
         ({"expect": ["FP4 .*e2m1"]}, "failed", r"its output never held 'FP4 \.\*e2m1'"),
-        ({"refuse": ["arithmetic: bf16"]}, "failed", "its output says what trainer.refuse names"),
+        (
+            {"refuse": ["arithmetic: bf16"]},
+            "failed",
+            "its output says what trainer.refuse names",
+        ),
     ],
 )
 def test_markers(tmp_path, options, state, said):
@@ -184,7 +237,9 @@ def test_markers(tmp_path, options, state, said):
     assert [*end.seen.values()] == (["FP4 e2m1"] if state == "finished" else [])
 
 
-def test_inherited_variables_that_change_the_arithmetic_are_refused(tmp_path, monkeypatch):
+def test_inherited_variables_that_change_the_arithmetic_are_refused(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("NVTE_NVFP4_DISABLE_RHT", "1")
     with pytest.raises(UserError, match="NVTE_NVFP4_DISABLE_RHT"):
         attempt(tmp_path, config())
@@ -207,7 +262,9 @@ class StoredRows(list):
 
     def __init__(self, path):
         self.path = path
-        super().__init__(map(json.loads, path.read_text().splitlines()) if path.exists() else ())
+        super().__init__(
+            map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+        )
 
     def append(self, row):
         super().append(row)
@@ -226,7 +283,9 @@ def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
     slow = config("--sleep", "0.01", "--child")
     for number, moment in enumerate((0.05, 0.35, 0.6), 1):
         rows = StoredRows(tmp_path / "rows")
-        worker = in_child(lambda number=number, rows=rows: attempt(tmp_path, slow, number, rows))
+        worker = in_child(
+            lambda number=number, rows=rows: attempt(tmp_path, slow, number, rows)
+        )
         time.sleep(moment)
         victims = [worker] if who != "command" else []
         if who != "worker":
@@ -293,12 +352,16 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     log = tmp_path / "slurm.log"
     before = log.stat().st_size
-    worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))  # it must live longer than the worker
+    worker = in_child(
+        lambda: attempt(tmp_path, job("1"), 2, rows)
+    )  # it must live longer than the worker
     wait_until(lambda: log.stat().st_size > before)
     kill(worker, *processes_of(tmp_path))
     os.waitpid(worker, 0)
     assert lives()
-    end, rows = attempt(tmp_path, job("0.02", expect=["arithmetic: bf16"], refuse=["FP4"]), 3, rows)
+    end, rows = attempt(
+        tmp_path, job("0.02", expect=["arithmetic: bf16"], refuse=["FP4"]), 3, rows
+    )
     assert (end.state, [*end.seen.values()]) == ("finished", ["arithmetic: bf16"])
     assert rows == undisturbed
 
@@ -346,7 +409,9 @@ def test_braces_bytes_and_endless_lines_do_no_harm(tmp_path):
         " + b'\\r{\"step\": 1e999}\\n')\n"
         'sys.stdout.buffer.write(b\'{"step": 60, "val_loss": 2.5}\')'  # no line end
     )
-    assert evaluations_of(tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}) == [(60, 2.5)]
+    assert evaluations_of(
+        tmp_path, code, jsonl={"step": "step", "val_loss": "val_loss"}
+    ) == [(60, 2.5)]
 
 
 FLOOD = """
@@ -362,17 +427,25 @@ for step in range(10, 61, 10):
 def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_path):
     flooding = config_of_code(FLOOD, "8", log_limit_mb=8)
     end, rows = attempt(tmp_path, flooding)
-    assert (end.state, [row["step"] for row in rows]) == ("finished", [*range(10, 61, 10)])
+    assert (end.state, [row["step"] for row in rows]) == (
+        "finished",
+        [*range(10, 61, 10)],
+    )
     log = tmp_path / "1.log"
     if log.stat().st_blocks * 512 == log.stat().st_size:
         pytest.skip("the file system makes no holes")
     assert log.stat().st_size > 50 << 20
     assert log.stat().st_blocks * 512 < 16 << 20
     (note,) = end.notes()
-    assert re.fullmatch(r"\d\d MiB of its output left out of 1.log \(trainer.log_limit_mb\)", note)
+    assert re.fullmatch(
+        r"\d\d MiB of its output left out of 1.log \(trainer.log_limit_mb\)", note
+    )
     again, rows = attempt(tmp_path, flooding, 2, rows)  # and is not read again
     assert again.state == "finished"
-    assert json.loads((tmp_path / "2.read").read_text())["1.log"]["offset"] == log.stat().st_size
+    assert (
+        json.loads((tmp_path / "2.read").read_text())["1.log"]["offset"]
+        == log.stat().st_size
+    )
 
 
 STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rate: 1 | lm loss: 3 |"
@@ -382,15 +455,28 @@ STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rat
     ("lines", "state", "said"),
     [
         (
-            [STEP.format(step=10), "RuntimeError: Rank 0: found NaN in local forward loss calculation", "!1"],
+            [
+                STEP.format(step=10),
+                "RuntimeError: Rank 0: found NaN in local forward loss calculation",
+                "!1",
+            ],
             "diverged",
             "the command says: RuntimeError: Rank 0: found NaN in local forward loss",
         ),
         (["AssertionError: weird", "!1"], "failed", "ended with exit code 1"),
         (["the loss blew up", "!3"], "diverged", "the command says: the loss blew up"),
-        (["allocating", "!-9"], "failed", "was killed by SIGKILL (as the kernel does where memory is short)"),
         (
-            [STEP.format(step=10), "eval 10 | heldout loss = 3.5", STEP.format(step=15), "!60"],
+            ["allocating", "!-9"],
+            "failed",
+            "was killed by SIGKILL (as the kernel does where memory is short)",
+        ),
+        (
+            [
+                STEP.format(step=10),
+                "eval 10 | heldout loss = 3.5",
+                STEP.format(step=15),
+                "!60",
+            ],
             "failed",
             "its evaluations cannot be read (trainer.metrics): 'eval 10 | heldout loss = 3.5'",
         ),
@@ -442,13 +528,19 @@ def test_faults_of_the_setup_are_a_line_in_the_log(tmp_path, fault, said):
     assert not processes_of(run.path)
 
 
-def test_a_worker_writes_what_every_run_has_and_touches_no_device(tmp_path, undisturbed, monkeypatch):
+def test_a_worker_writes_what_every_run_has_and_touches_no_device(
+    tmp_path, undisturbed, monkeypatch
+):
     monkeypatch.setenv("MY_KEY", "hush, a secret")
     run_config = config(expect=["bf16"], secrets=["MY_KEY"], version="nemo:25.11")
     run = run_of(tmp_path, run_config)
-    task = replace(request_of(run, run_config), secrets=secrets_of(run_config.trainer, os.environ))
+    task = replace(
+        request_of(run, run_config), secrets=secrets_of(run_config.trainer, os.environ)
+    )
     assert "hush" not in repr(task)
-    probe = "import torch.cuda; torch.cuda.is_initialized = lambda: 1 / 0"  # nobody may ask
+    probe = (
+        "import torch.cuda; torch.cuda.is_initialized = lambda: 1 / 0"  # nobody may ask
+    )
     assert wait_for(in_child(lambda: (exec(probe), execute_run(task)))) == 0
     state, tokens, step, message, rows = outcome_of(run)
     assert (state, tokens, step, message) == ("finished", STEPS * 32, STEPS, None)
@@ -472,7 +564,9 @@ def test_what_earlier_attempts_trained_otherwise_stays_named(tmp_path):
     assert run.environment()["resumed_differently"] == [35]
 
 
-def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, undisturbed):
+def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(
+    tmp_path, undisturbed
+):
     run_config = config("--hang-at", "42", "--child")
     run = run_of(tmp_path, run_config)
     assert executed(run, run_config, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
@@ -480,7 +574,9 @@ def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(tmp_path, und
     wait_until(lambda: not processes_of(run.path))
     assert executed(run, run_config) == 0
     assert outcome_of(run)[0] == "finished"
-    assert [row["step"] for row in outcome_of(run)[-1]] == [row["step"] for row in undisturbed]
+    assert [row["step"] for row in outcome_of(run)[-1]] == [
+        row["step"] for row in undisturbed
+    ]
 
 
 def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
@@ -495,16 +591,29 @@ def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
     assert outcome_of(run)[0] == "finished"
 
 
-def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(tmp_path, monkeypatch):
+def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("ablate.execute.command.STALE_SEC", 0)
     run_config = config(grace_sec=2.0)
     run = run_of(tmp_path, run_config)
     Leases(run.attempts).claim().note(host="node-a", machine="another")
     begin = time.monotonic()
-    assert wait_for(in_child(lambda: execute_run(replace(request_of(run, run_config), given_up=1)))) == 0
+    assert (
+        wait_for(
+            in_child(
+                lambda: execute_run(replace(request_of(run, run_config), given_up=1))
+            )
+        )
+        == 0
+    )
     assert time.monotonic() - begin > run_config.trainer.grace_sec
     assert outcome_of(run)[0] == "finished"
-    assert run.attempt_log(2).read_text().startswith("attempt 1 on node-a was lost: waiting 2 s")
+    assert (
+        run.attempt_log(2)
+        .read_text()
+        .startswith("attempt 1 on node-a was lost: waiting 2 s")
+    )
 
 
 @pytest.mark.exhaustive
@@ -514,7 +623,9 @@ def test_a_worker_may_die_at_any_operation_on_a_file(tmp_path):
     assert executed(whole, run_config) == 0
     for operation in itertools.count(1):
         run = run_of(tmp_path, run_config, f"{operation:016x}")
-        end = wait_for(in_child(execute_and_die_at(request_of(run, run_config), operation)))
+        end = wait_for(
+            in_child(execute_and_die_at(request_of(run, run_config), operation))
+        )
         if end == 0:
             break
         assert end == -signal.SIGKILL
@@ -551,11 +662,15 @@ NODES = """
 def test_two_nodes_through_a_crash(tmp_path, undisturbed):
     code = textwrap.dedent(NODES).format(folder=str(tmp_path))
     variables = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    process = run_python(code, cwd=Path(__file__).parents[2], env=os.environ | variables, check=False)
+    process = run_python(
+        code, cwd=Path(__file__).parents[2], env=os.environ | variables, check=False
+    )
     assert process.stdout.split()[-1:] == ["finished"], process.stderr[-3000:]
     run = StudyStore(tmp_path / "study").run("0123456789abcdef")
     # The nodes' rows come in as their logs are read.
-    assert sorted(map(str, outcome_of(run)[-1])) == sorted(map(str, timeless(undisturbed)))
+    assert sorted(map(str, outcome_of(run)[-1])) == sorted(
+        map(str, timeless(undisturbed))
+    )
     assert run.environment()["world_size"] == 2
     assert "validation" in (run.attempts / "1.node1.log").read_text()
     for rank in (0, 1):

@@ -27,32 +27,55 @@ def read(*printed, before=(), training=None, **source):
 
 
 def evaluations(written):
-    return [(row["step"], row["tokens"], row["val_loss"]) for row in written if row["kind"] == "eval"]
+    return [
+        (row["step"], row["tokens"], row["val_loss"])
+        for row in written
+        if row["kind"] == "eval"
+    ]
 
 
 def test_the_logs_own_count_goes_before_steps():
     samples = {25: 50, 50: 100, 75: 400}  # the batch grows
-    grown = [{"step": step, "samples": count, "loss": 3.0} for step, count in samples.items()]
+    grown = [
+        {"step": step, "samples": count, "loss": 3.0} for step, count in samples.items()
+    ]
     rows, written, _ = read(*grown, {"step": 75, "val_loss": 2.9})
     assert [row["tokens"] for row in written] == [400, 800, 3200, 3200]
     assert evaluations(written) == [(75, 3200, 2.9)]
     assert rows.is_complete
-    assert rows.disagreement() == "its own count is taken: 3,200 tokens at step 75, not 2,400 by steps"
+    assert (
+        rows.disagreement()
+        == "its own count is taken: 3,200 tokens at step 75, not 2,400 by steps"
+    )
 
 
 @pytest.mark.parametrize(
     ("last_training", "last_evaluation", "is_complete"),
-    [(90, 100, True), (100, 100, True), (99, 99, True), (90, 90, True), (80, 80, False), (60, 50, False)],
+    [
+        (90, 100, True),
+        (100, 100, True),
+        (99, 99, True),
+        (90, 90, True),
+        (80, 80, False),
+        (60, 50, False),
+    ],
 )
-def test_a_run_is_complete_at_its_last_evaluation(last_training, last_evaluation, is_complete):
+def test_a_run_is_complete_at_its_last_evaluation(
+    last_training, last_evaluation, is_complete
+):
     steps = sorted({*range(10, last_training + 1, 10), last_training})
     printed = [{"step": step, "loss": 3.0} for step in steps]
-    printed += [{"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation)]
+    printed += [
+        {"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation)
+    ]
     assert read(*printed)[0].is_complete == is_complete
 
 
 def test_losses_above_the_studys_bound_in_all_attempts_are_a_divergence():
-    before = [{"kind": "eval", "step": step, "tokens": 32 * step, "val_loss": 2.0} for step in (10, 20)]
+    before = [
+        {"kind": "eval", "step": step, "tokens": 32 * step, "val_loss": 2.0}
+        for step in (10, 20)
+    ]
     printed = [{"step": step, "val_loss": 2 + step / 1000} for step in (30, 40)]
     bound = {"divergence_loss": 1.0, "divergence_evals": 4}
     _, written, faults = read(*printed, before=before, training=bound)
@@ -62,27 +85,43 @@ def test_losses_above_the_studys_bound_in_all_attempts_are_a_divergence():
 
 def test_nan_on_a_training_row_is_a_blank_and_on_its_own_a_divergence():
     rows, written, faults = read(
-        {"step": 10, "loss": 4.0, "val_loss": NAN}, {"step": 20, "loss": 3.0, "val_loss": 3.1}
+        {"step": 10, "loss": 4.0, "val_loss": NAN},
+        {"step": 20, "loss": 3.0, "val_loss": 3.1},
     )
     assert (evaluations(written), faults) == ([(20, 640, 3.1)], [])
-    assert rows.add({"step": 30, "val_loss": NAN}, is_new=True) == "the validation loss at step 30 is nan"
+    assert (
+        rows.add({"step": 30, "val_loss": NAN}, is_new=True)
+        == "the validation loss at step 30 is nan"
+    )
 
 
 def test_a_gradient_that_is_no_number_beside_no_loss_is_a_divergence():
-    _, _, faults = read({"step": 14, "loss": 5.2, "grad_norm": NAN}, {"step": 15, "grad_norm": NAN})
+    _, _, faults = read(
+        {"step": 14, "loss": 5.2, "grad_norm": NAN}, {"step": 15, "grad_norm": NAN}
+    )
     assert faults == ["the gradient norm at step 15 is nan, without a loss"]
 
 
 def test_of_several_evaluation_sets_one_must_be_named():
-    printed = [{"step": 10, "val_loss": 3.0, "set": name} for name in ("validation-0", "validation-1")]
-    with pytest.raises(UserError, match=r"on several sets: validation-0, validation-1 .*set: validation-0"):
+    printed = [
+        {"step": 10, "val_loss": 3.0, "set": name}
+        for name in ("validation-0", "validation-1")
+    ]
+    with pytest.raises(
+        UserError,
+        match=r"on several sets: validation-0, validation-1 .*set: validation-0",
+    ):
         read(*printed)
     source = LogSource(preset="megatron", set="1")
     line = " validation-{} loss at iteration 10 | lm loss value: 4 |"
-    rows = [row for number in (0, 1) for row in LogReader(source).rows(line.format(number))]
+    rows = [
+        row for number in (0, 1) for row in LogReader(source).rows(line.format(number))
+    ]
     assert [row["set"] for row in rows] == ["validation-1"]
 
 
 def test_a_perplexity_is_kept_as_its_logarithm():
-    _, written, _ = read({"step": 10, "val_loss": 1.0}, preset="megatron", unit="perplexity")
+    _, written, _ = read(
+        {"step": 10, "val_loss": 1.0}, preset="megatron", unit="perplexity"
+    )
     assert evaluations(written) == [(10, 320, 0.0)]

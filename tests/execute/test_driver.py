@@ -40,7 +40,9 @@ def no_pauses(monkeypatch):
 
 def execute(study, trainer, requests=None, **options):
     requests = study[1] if requests is None else requests
-    trained = [replace(request, trainer=f"fake_trainers:{trainer}") for request in requests]
+    trained = [
+        replace(request, trainer=f"fake_trainers:{trainer}") for request in requests
+    ]
     return execute_study(study[0], trained, **options)
 
 
@@ -67,7 +69,9 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
     end = execute(study, "one_fails_and_one_diverges")
     assert not end.interrupted
     assert states(study) == ["finished", "failed", "diverged", "failed"]
-    assert end.states == dict(zip((request.run_id for request in requests), states(study), strict=True))
+    assert end.states == dict(
+        zip((request.run_id for request in requests), states(study), strict=True)
+    )
     runs = runs_of(study)
     assert [row["val_loss"] for row in runs[0].metrics("eval")] == [3.0, 1.5, 1.0]
     assert runs[0].environment()["backend_mode"] == "emulated"
@@ -84,7 +88,9 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
 
 
 @local
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "request"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "request"]
+)
 def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     store, requests = study
     request_stop(store.path)  # one of before it began, which is none of its
@@ -94,10 +100,21 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
     def interrupt_once_running():
         states = count_states(read_progress(store, plan))
         if not sent and states == {"finished": 1, "running": 2, "pending": 1}:
-            sent.append(request_stop(store.path) if how == "request" else os.kill(os.getpid(), how))
+            sent.append(
+                request_stop(store.path)
+                if how == "request"
+                else os.kill(os.getpid(), how)
+            )
 
-    assert execute(study, "only_seed_0_ends", on_poll=interrupt_once_running).interrupted
-    assert sorted(states(study)) == ["finished", "interrupted", "interrupted", "pending"]
+    assert execute(
+        study, "only_seed_0_ends", on_poll=interrupt_once_running
+    ).interrupted
+    assert sorted(states(study)) == [
+        "finished",
+        "interrupted",
+        "interrupted",
+        "pending",
+    ]
     assert len(find_todo(store, requests).runs) == 3
     assert not list(store.path.glob(".stop-*"))
 
@@ -108,8 +125,16 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
     plan = store.plan()
 
     def unneeded():
-        is_settled = count_states(read_progress(store, plan)) == {"finished": 1, "running": 2, "pending": 1}
-        return {request.run_id: "it is settled" for request in requests[1:]} if is_settled else {}
+        is_settled = count_states(read_progress(store, plan)) == {
+            "finished": 1,
+            "running": 2,
+            "pending": 1,
+        }
+        return (
+            {request.run_id: "it is settled" for request in requests[1:]}
+            if is_settled
+            else {}
+        )
 
     assert not execute(study, "only_seed_0_ends", unneeded=unneeded).interrupted
     assert states(study) == ["finished", "stopped", "stopped", "stopped"]
@@ -123,9 +148,18 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
 @local
 def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
     for resources, fault in (
-        (ResourcesConfig(cpus=1000), r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have"),
-        (ResourcesConfig(devices_per_run=64), r"64 × \(1 CPU, 0 GPU\), which the cluster does not have"),
-        (ResourcesConfig(custom={"mi355x": 8.0}), r"1 × \(1 CPU, 0 GPU, 8 mi355x\), which"),
+        (
+            ResourcesConfig(cpus=1000),
+            r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have",
+        ),
+        (
+            ResourcesConfig(devices_per_run=64),
+            r"64 × \(1 CPU, 0 GPU\), which the cluster does not have",
+        ),
+        (
+            ResourcesConfig(custom={"mi355x": 8.0}),
+            r"1 × \(1 CPU, 0 GPU, 8 mi355x\), which",
+        ),
     ):
         with pytest.raises(UserError, match=fault):
             execute(study, "quick", [replace(study[1][0], resources=resources)])
@@ -139,7 +173,12 @@ def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
         pytest.param("hangs_once", "interrupted", HANG, marks=LONG),
         pytest.param("asks_on_once", "interrupted", HANG, marks=LONG),
         pytest.param("never_returns_to_python_once", "interrupted", HANG, marks=LONG),
-        pytest.param("gpu_fails_once", "interrupted", "the GPU failed: CUDA error: an illegal", marks=LONG),
+        pytest.param(
+            "gpu_fails_once",
+            "interrupted",
+            "the GPU failed: CUDA error: an illegal",
+            marks=LONG,
+        ),
         ("disk_is_full_once", "interrupted", "no space left on the storage"),
     ],
 )
@@ -162,14 +201,18 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
 def test_what_a_training_function_leaves_ends_with_its_run(study):
     first, *_ = study[1]
     run, *_ = runs_of(study)
-    request = replace(first, config=replace(first.config, trainer="fake_trainers:leaves_a_child"))
+    request = replace(
+        first, config=replace(first.config, trainer="fake_trainers:leaves_a_child")
+    )
     assert list(execute(study, "quick", [request]).states.values()) == ["finished"]
     wait_until(lambda: not is_alive(int((run.path / "started").read_text())))
 
 
 def start(study, script, **variables):
     script = textwrap.dedent(script.format(storage=str(study[0].path)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables
+    environment = (
+        os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables
+    )
     return subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -198,7 +241,9 @@ def start_driver(study, trainer="slow"):
 
 
 @LONG
-def test_what_a_run_started_ends_with_its_worker_however_that_dies_and_the_next_driver_goes_on(study):
+def test_what_a_run_started_ends_with_its_worker_however_that_dies_and_the_next_driver_goes_on(
+    study,
+):
     process = start_driver(study, "starts_others")
     started = [run.path / "started.json" for run in runs_of(study)[:2]]
     wait_until(lambda: all(path.exists() for path in started), process)
@@ -284,7 +329,9 @@ def on_two(study):
     """A run on two devices."""
     store, (request, *_) = study
     config = request.config
-    training = replace(config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096)
+    training = replace(
+        config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096
+    )
     model = replace(config.model, width=64, heads=2, ffn=96, layers=2)
     config = replace(config, training=training, model=model)
     resources = ResourcesConfig(devices_per_run=2, checkpoint_every_sec=0.0)
@@ -310,7 +357,9 @@ def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
     fork = Fork(tokens=6 * 4096, recipe=config.recipe, training=config.training)
     config = replace(config, recipe=resolve(RecipeSpec(gemms=["fprop"])), fork=fork)
     forked = replace(request, run_id="f" * 16, config=config)
-    assert set(execute(on_two, "together", [request, forked]).states.values()) == {"finished"}
+    assert set(execute(on_two, "together", [request, forked]).states.values()) == {
+        "finished"
+    }
     check_whole(store.run(request.run_id), 0)
     check_whole(store.run(forked.run_id), 5)
     assert not store.prefixes.exists()
@@ -318,8 +367,12 @@ def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
 
 @LONG
 @pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(on_two):
-    assert set(execute(on_two, "second_process_dies_once").states.values()) == {"finished"}
+def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(
+    on_two,
+):
+    assert set(execute(on_two, "second_process_dies_once").states.values()) == {
+        "finished"
+    }
     check_whole(runs_of(on_two)[0], 0, 2)
 
 
@@ -329,5 +382,8 @@ def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_
 def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(on_two, which):
     assert set(execute(on_two, f"{which}_process_fails").states.values()) == {"failed"}
     status = runs_of(on_two)[0].status()
-    assert (status.state, status.message) == ("failed", f"ValueError: a bug in the {which} process")
+    assert (status.state, status.message) == (
+        "failed",
+        f"ValueError: a bug in the {which} process",
+    )
     assert len(ledger(runs_of(on_two)[0])) == 1

@@ -30,7 +30,9 @@ CPU = Device(kind="cpu", arch="cpu", name="CPU")
 CORES = len(os.sched_getaffinity(0))
 
 
-def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypatch, tmp_path):
+def test_the_digest_changes_with_sources_that_can_change_a_result_alone(
+    monkeypatch, tmp_path
+):
     shutil.copytree(Path(str(files("ablate"))), tmp_path / "ablate", symlinks=False)
     monkeypatch.setattr(environment, "files", lambda _name: tmp_path / "ablate")
 
@@ -53,11 +55,15 @@ def test_the_digest_changes_with_sources_that_can_change_a_result_alone(monkeypa
 
 def test_a_run_says_what_it_ran_on(monkeypatch):
     def described(mode, where):
-        choice = Choice(gemm="fprop", operands="bf16", backend="emulated", mode=mode, detail="d")
+        choice = Choice(
+            gemm="fprop", operands="bf16", backend="emulated", mode=mode, detail="d"
+        )
         return describe_environment([choice], [], where, None, fingerprints=["a1"])
 
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setattr(environment, "version_of", {"triton-rocm": "3.9.0"}.get)  # as ROCm names it
+    monkeypatch.setattr(
+        environment, "version_of", {"triton-rocm": "3.9.0"}.get
+    )  # as ROCm names it
     record = described("emulated", "cpu")
     assert (record["gpu_uuid"], record["fingerprints"], record["triton"]) == (
         None,
@@ -109,10 +115,15 @@ def test_the_load_is_what_psutil_reads():
     after = psutil.cpu_times()
     for ticks, read in zip(
         ticks_read,
-        (lambda t: sum(t) - t.idle - t.iowait - t.guest - t.guest_nice, lambda t: t.idle + t.iowait),
+        (
+            lambda t: sum(t) - t.idle - t.iowait - t.guest - t.guest_nice,
+            lambda t: t.idle + t.iowait,
+        ),
         strict=True,
     ):
-        assert read(before) - 0.1 <= ticks / os.sysconf("SC_CLK_TCK") <= read(after) + 0.1
+        assert (
+            read(before) - 0.1 <= ticks / os.sysconf("SC_CLK_TCK") <= read(after) + 0.1
+        )
 
 
 @pytest.mark.exhaustive
@@ -125,7 +136,10 @@ def test_other_instructions_of_aten_or_of_onednn_give_another_fingerprint(monkey
 
     usual_fingerprint = fingerprint("cpu", 1)
     assert found_with() == usual_fingerprint
-    assert found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41") != usual_fingerprint
+    assert (
+        found_with(ATEN_CPU_CAPABILITY="default", ONEDNN_MAX_CPU_ISA="SSE41")
+        != usual_fingerprint
+    )
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
@@ -138,7 +152,9 @@ def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
     for words in (["init", "-q"], [*commit, "--allow-empty"], ["add", "venv"], commit):
         subprocess.run([*git, *words], check=True)
         commits.append(commit_of(folder))
-    assert commits[:3] == [None] * 3  # as an installed package inside a user's repository
+    assert (
+        commits[:3] == [None] * 3
+    )  # as an installed package inside a user's repository
     assert [len(name) for name in commits[3:]] == [12 + 9, 12]
     for content in "23":
         (folder / "train.py").write_text(content)

@@ -52,7 +52,9 @@ def undisturbed(storage):
     outcomes = {}
     for seed, steps in ((0, 4), (1, 8), (2, 60)):
         run = fresh(storage, f"whole{seed}", seed, steps)
-        assert wait_for(in_child(lambda run=run: execute_run(task_of(run, storage)))) == 0
+        assert (
+            wait_for(in_child(lambda run=run: execute_run(task_of(run, storage)))) == 0
+        )
         outcomes[seed] = outcome_of(run)
         assert outcomes[seed][0] == "finished"
         assert not run.checkpoints.exists()
@@ -60,7 +62,8 @@ def undisturbed(storage):
 
 
 @pytest.mark.parametrize(
-    "operations", [(3, 45), pytest.param(range(1, 400), id="all", marks=pytest.mark.exhaustive)]
+    "operations",
+    [(3, 45), pytest.param(range(1, 400), id="all", marks=pytest.mark.exhaustive)],
 )
 def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
     resumed = []
@@ -75,17 +78,30 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
         assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
         assert run.state() == "finished"
         assert not run.checkpoints.exists()
-        ledger = [Leases(run.attempts).read(n) for n in range(1, Leases(run.attempts).latest() + 1)]
+        ledger = [
+            Leases(run.attempts).read(n)
+            for n in range(1, Leases(run.attempts).latest() + 1)
+        ]
         # None is noted of an attempt that is killed after its result.
-        assert [record.outcome for record in ledger if record.outcome] in ([], ["finished"])
+        assert [record.outcome for record in ledger if record.outcome] in (
+            [],
+            ["finished"],
+        )
         resumed.append(ledger[-1].resumed_from_step)
-        assert sorted(path.name for path in run.weights.iterdir()) == ["config.json", "model.safetensors"]
-    assert len(resumed) >= min(len(operations), 51), "an attempt has more operations than that"
+        assert sorted(path.name for path in run.weights.iterdir()) == [
+            "config.json",
+            "model.safetensors",
+        ]
+    assert len(resumed) >= min(len(operations), 51), (
+        "an attempt has more operations than that"
+    )
     assert any(resumed)
 
 
 @pytest.mark.exhaustive
-def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(storage, undisturbed, monkeypatch):
+def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(
+    storage, undisturbed, monkeypatch
+):
     monkeypatch.setattr(leases, "STALE_SEC", 0.2)
     run = fresh(storage, "zombie", 2, 60)  # long enough to be caught in the middle
     task = task_of(run, storage)
@@ -100,7 +116,10 @@ def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(storage, un
     after = run.metrics_path.read_bytes(), (run.path / "status.json").read_bytes()
     os.kill(first, signal.SIGCONT)
     wait_for(first)
-    assert (run.metrics_path.read_bytes(), (run.path / "status.json").read_bytes()) == after
+    assert (
+        run.metrics_path.read_bytes(),
+        (run.path / "status.json").read_bytes(),
+    ) == after
     assert outcome_of(run) == undisturbed[2]
     assert run.status().attempt == 2
 
@@ -113,7 +132,9 @@ def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(storage, un
         ("metrics.jsonl", lambda _: None),
     ],
 )
-def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(storage, undisturbed, file, damage):
+def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(
+    storage, undisturbed, file, damage
+):
     name = f"damage{time.monotonic_ns()}"
     shutil.copytree(storage / "whole1", storage / name)
     run = fresh(storage, name, 1)
@@ -189,17 +210,29 @@ def test_a_disk_that_fills_up_at_any_point_loses_nothing(undisturbed, tmp_path):
     mount.mkdir()
     inside = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
     probe = [unshare or "unshare", *inside, "mount", "-t", "tmpfs", "none", str(mount)]
-    if unshare is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+    if (
+        unshare is None
+        or subprocess.run(probe, capture_output=True, check=False).returncode
+    ):
         pytest.skip("this system does not let the test mount a tmpfs")
     script = tmp_path / "full.py"
-    script.write_text(textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount))))
-    command = f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
+    script.write_text(
+        textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount)))
+    )
+    command = (
+        f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
+    )
     process = subprocess.run(
-        [unshare, *inside, "sh", "-c", command], capture_output=True, text=True, check=False
+        [unshare, *inside, "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert process.returncode == 0, process.stderr
     ends, outcome, log = json.loads(process.stdout.splitlines()[-1])
     assert len(ends) > 1
     assert ends == [["interrupted", True]] * (len(ends) - 1) + [["finished", False]]
-    assert "checkpoint after step 1 not written: [Errno 28] No space left on device" in log
+    assert (
+        "checkpoint after step 1 not written: [Errno 28] No space left on device" in log
+    )
     assert outcome == json.loads(json.dumps(undisturbed[1]))

@@ -24,7 +24,10 @@ from tests.execute.kill import data, prepare, request_of, rows_in
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model"
 SIGNS = {"gemms": ["fprop"], "stabiliser": "rht"}
-LATER = {"gemms": ["fprop"], "phases": [{"from_tokens": 64, "recipe": {"gemms": ["dgrad"]}}]}
+LATER = {
+    "gemms": ["fprop"],
+    "phases": [{"from_tokens": 64, "recipe": {"gemms": ["dgrad"]}}],
+}
 EVAL = {"kind": "eval", "tokens": 64, "step": 1, "val_loss": 3.0}
 WHOLE = [EVAL, EVAL | {"tokens": 192, "step": 3}]
 
@@ -36,20 +39,33 @@ def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(tmp_path):
         """Execute an arm of the example, made small; return its folder and its end."""
         folder = tmp_path / name
         shutil.copytree(EXAMPLE, folder, dirs_exist_ok=True)
-        config = build_plan(load_study(folder / "study.yaml")).arm(arm).config.with_seed(1)
-        small = replace(
-            config.training, tokens=6 * 64, seq_len=32, batch_size=2, eval_every_tokens=128, eval_tokens=128
+        config = (
+            build_plan(load_study(folder / "study.yaml")).arm(arm).config.with_seed(1)
         )
-        config = replace(config, training=small, model=replace(config.model, options={"width": 32}))
+        small = replace(
+            config.training,
+            tokens=6 * 64,
+            seq_len=32,
+            batch_size=2,
+            eval_every_tokens=128,
+            eval_tokens=128,
+        )
+        config = replace(
+            config, training=small, model=replace(config.model, options={"width": 32})
+        )
         run = RunDir(folder / "run")
         run.create(asdict(config))
-        return run, execute_run(request_of(run, config, tokens, checkpoint_every_sec=0.0))
+        return run, execute_run(
+            request_of(run, config, tokens, checkpoint_every_sec=0.0)
+        )
 
     base, end = execute("bf16", "base")
     assert (end.state, end.message) == ("finished", None)
     whole, end = execute("wgrad, later", "whole")
     assert (end.state, end.message) == ("finished", None)
-    assert rows_in(whole.metrics_path)[0] == rows_in(base.metrics_path)[0]  # the phase has not begun
+    assert (
+        rows_in(whole.metrics_path)[0] == rows_in(base.metrics_path)[0]
+    )  # the phase has not begun
     assert rows_in(whole.metrics_path)[-1] != rows_in(base.metrics_path)[-1]
     (tmp_path / "parts").mkdir()
     for _ in range(3):  # each attempt takes a step, then is stopped
@@ -76,7 +92,9 @@ def trained(monkeypatch, make_config):
     return trained
 
 
-def trainer(recipe, *, advance=lambda _: None, steps=3, state="finished", before=lambda _: None):
+def trainer(
+    recipe, *, advance=lambda _: None, steps=3, state="finished", before=lambda _: None
+):
     def run(config, on_metrics):
         model = torch.nn.Linear(32, 32)
         streams = apply_recipe(model, recipe, total_tokens=1000)
@@ -99,10 +117,22 @@ def by_hand(state):
     ("recipe", "options", "said"),
     [
         (SIGNS, {"state": "diverged"}, "never called state.advance"),
-        (SIGNS, {"before": by_hand}, "never called state.advance"),  # goes on from a checkpoint
-        (LATER, {"advance": lambda state: state.advance()}, r"without tokens: phases of"),
+        (
+            SIGNS,
+            {"before": by_hand},
+            "never called state.advance",
+        ),  # goes on from a checkpoint
+        (
+            LATER,
+            {"advance": lambda state: state.advance()},
+            r"without tokens: phases of",
+        ),
         (LATER, {"advance": lambda state: state.advance(np.int64(64))}, None),
-        (SIGNS, {"steps": 1, "state": "interrupted"}, None),  # stopped before it could advance
+        (
+            SIGNS,
+            {"steps": 1, "state": "interrupted"},
+            None,
+        ),  # stopped before it could advance
     ],
 )
 def test_a_state_has_to_move_where_the_recipe_does(trained, recipe, options, said):
@@ -115,20 +145,25 @@ def test_a_state_has_to_move_where_the_recipe_does(trained, recipe, options, sai
 
 
 def at(kind, *tokens):
-    return [{**EVAL, "kind": kind, "tokens": count, "step": count // 64} for count in tokens]
+    return [
+        {**EVAL, "kind": kind, "tokens": count, "step": count // 64} for count in tokens
+    ]
 
 
 def ends(rows, tokens=192, **more):
     def run(config, on_metrics, **_):
         for row in rows:
             on_metrics(row)
-        return TrainResult(**{"state": "finished", "tokens": tokens, "step": tokens // 64} | more)
+        return TrainResult(
+            **{"state": "finished", "tokens": tokens, "step": tokens // 64} | more
+        )
 
     return run
 
 
 KEPT = [
-    {"checkpoints": SimpleNamespace(load=lambda step=step: SimpleNamespace(step=step))} for step in (2, 3)
+    {"checkpoints": SimpleNamespace(load=lambda step=step: SimpleNamespace(step=step))}
+    for step in (2, 3)
 ]
 
 
@@ -171,5 +206,12 @@ def test_a_run_is_held_to_its_plan_and_recipe(trained, function, options, said):
 
 
 def test_numbers_of_numpy_and_torch_are_numbers(trained):
-    row = {**EVAL, "tokens": np.int64(64), "val_loss": np.float32(3.0), "loss": torch.ones(())}
-    assert json.dumps(trained(ends([row], state="interrupted"))[1]) == json.dumps([{**EVAL, "loss": 1.0}])
+    row = {
+        **EVAL,
+        "tokens": np.int64(64),
+        "val_loss": np.float32(3.0),
+        "loss": torch.ones(()),
+    }
+    assert json.dumps(trained(ends([row], state="interrupted"))[1]) == json.dumps(
+        [{**EVAL, "loss": 1.0}]
+    )

@@ -31,7 +31,9 @@ def two(tmp_path):
         run.create(asdict(request.config))
         lease = Leases(run.attempts).claim()
         run.attempt_log(1).write_text("printed\n")
-        append_line(run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0})
+        append_line(
+            run.metrics_path, {"kind": "eval", "tokens": 10, "step": 1, "val_loss": 3.0}
+        )
         run.diagnostics_path.write_text('{"kind": "diagnosis"}\n')
         lease.end("finished")
         change(run)
@@ -51,19 +53,43 @@ def test_a_result_comes_whole_with_its_ledger(two):
     source.checkpoints.mkdir()
     source.stop_path.write_text("of the neighbour alone")
     config = requests[0].config
-    request = replace(requests[0], config=replace(config, data=replace(config.data, paths=["/elsewhere"])))
-    here.run(requests[1].run_id).create(asdict(requests[1].config))  # asked for before, never begun
-    leftover = here.path / "runs" / ".taken" / requests[0].run_id  # by a driver that was killed
+    request = replace(
+        requests[0],
+        config=replace(config, data=replace(config.data, paths=["/elsewhere"])),
+    )
+    here.run(requests[1].run_id).create(
+        asdict(requests[1].config)
+    )  # asked for before, never begun
+    leftover = (
+        here.path / "runs" / ".taken" / requests[0].run_id
+    )  # by a driver that was killed
     leftover.mkdir(parents=True)
     (leftover / "status.json").write_text("half")
-    assert copy_results(here, [request, requests[1]]) == {one.run_id: "there" for one in requests[:2]}
+    assert copy_results(here, [request, requests[1]]) == {
+        one.run_id: "there" for one in requests[:2]
+    }
     assert run.config() == json.loads(json.dumps(asdict(request.config)))
     assert run.state() == "finished"
-    names = ("attempts/1.json", "attempts/1.log", "diagnostics.jsonl", "environment.json", "metrics.jsonl")
-    files = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
+    names = (
+        "attempts/1.json",
+        "attempts/1.log",
+        "diagnostics.jsonl",
+        "environment.json",
+        "metrics.jsonl",
+    )
+    files = {
+        str(path.relative_to(run.path))
+        for path in run.path.rglob("*")
+        if path.is_file()
+    }
     assert files == {*names, "config.json", "status.json", "attempts/2.json"}
-    assert Leases(run.attempts).read(2).outcome == "superfluous"  # the claim that kept others away
-    assert all((run.path / name).read_bytes() == (source.path / name).read_bytes() for name in names)
+    assert (
+        Leases(run.attempts).read(2).outcome == "superfluous"
+    )  # the claim that kept others away
+    assert all(
+        (run.path / name).read_bytes() == (source.path / name).read_bytes()
+        for name in names
+    )
     todo = find_todo(here, requests)
     assert (todo.runs, todo.num_ended) == (tuple(requests[2:]), 2)
     assert here.begun() == {request.run_id for request in requests[:2]}
@@ -110,18 +136,25 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
         return copy(*paths, **options)
 
     monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
-    unshared = [replace(requests[3], **{name: True}) for name in ("keep_weights", "records")]  # nowhere else
+    unshared = [
+        replace(requests[3], **{name: True}) for name in ("keep_weights", "records")
+    ]  # nowhere else
     assert list(copy_results(here, [*requests[:3], *unshared])) == [requests[1].run_id]
     assert held[0].is_mine()
-    assert {here.run(request.run_id).state() for request in (requests[0], *requests[2:])} == {"pending"}
+    assert {
+        here.run(request.run_id).state() for request in (requests[0], *requests[2:])
+    } == {"pending"}
 
 
 def test_the_run_whose_routes_another_replays_records_them():
     plan = build_plan(
-        load_study("moe-experts"), lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1)
+        load_study("moe-experts"),
+        lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1),
     )
     asked = requests_of_plan(plan, {run.id for _, run in plan.runs()}, {})
-    assert {run.run_id for run in asked if run.records} == {run.id for run in plan.arm("bf16").runs}
+    assert {run.run_id for run in asked if run.records} == {
+        run.id for run in plan.arm("bf16").runs
+    }
     for run in asked:
         if (original := run.config.original) is not None:
             assert next(one for one in asked if one.records and one.config == original)

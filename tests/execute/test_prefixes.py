@@ -7,7 +7,12 @@ from kill import data, execute_and_die_at, in_child, rows_in, tiny_config, wait_
 
 from ablate.data import prepare
 from ablate.execute.pending_runs import RunRequest
-from ablate.execute.prefixes import clean_prefixes, share_prefixes, waits_for, why_it_cannot_begin
+from ablate.execute.prefixes import (
+    clean_prefixes,
+    share_prefixes,
+    waits_for,
+    why_it_cannot_begin,
+)
 from ablate.execute.worker import execute_run
 from ablate.recipes import Recipe, RecipeSpec, resolve
 from ablate.run.config import Fork, ResourcesConfig
@@ -22,7 +27,9 @@ STEP = 64
 
 def request(config):
     resources = ResourcesConfig(checkpoint_every_sec=0.0)
-    return RunRequest(run_id=run_id(config), config=config, tokens_dir=None, resources=resources)
+    return RunRequest(
+        run_id=run_id(config), config=config, tokens_dir=None, resources=resources
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,11 @@ def arms():
     late = resolve(RecipeSpec(phases=[{"from_tokens": FORK * STEP, "recipe": "mxfp4"}]))
     fork = Fork(tokens=FORK * STEP, recipe=base.recipe, training=base.training)
     forked = replace(base, recipe=tiny_config(0).recipe, fork=fork)
-    return {"bf16": request(base), "forked": request(forked), "late": request(replace(base, recipe=late))}
+    return {
+        "bf16": request(base),
+        "forked": request(forked),
+        "late": request(replace(base, recipe=late)),
+    }
 
 
 class Here:
@@ -46,7 +57,11 @@ class Here:
         for run in map(arms.get, names):
             folder = self.store.run(run.run_id)
             folder.create(asdict(run.config))
-            runs.append(replace(run, tokens_dir=tokens, folder=folder, stop_path=storage / "stop"))
+            runs.append(
+                replace(
+                    run, tokens_dir=tokens, folder=folder, stop_path=storage / "stop"
+                )
+            )
         tasks, self.keys = share_prefixes(self.store, runs, planned)
         self.tasks = dict(zip(names, tasks, strict=True))
         self.folders = {name: task.folder for name, task in self.tasks.items()}
@@ -67,7 +82,9 @@ def apart(arms, tmp_path_factory):
     return {name: Here(storage, name, arms, name).execute(name) for name in arms}
 
 
-def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arms, apart):
+def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(
+    tmp_path, arms, apart
+):
     here = Here(tmp_path, "together", arms)
     holder = arms["bf16"].run_id
     assert [*map(waits_for, here.tasks.values())] == [None, holder, holder]
@@ -84,7 +101,9 @@ def test_prefixes_give_the_rows_of_whole_runs_and_are_trained_once(tmp_path, arm
     assert {run.prefix for run in requests} == {None}  # they share nothing
 
 
-def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms, monkeypatch):
+def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(
+    tmp_path, arms, monkeypatch
+):
     planned = [(arm.run_id, arm.config, arm.resources) for arm in arms.values()]
     here = Here(tmp_path, "study", arms, "bf16", planned=planned)
     here.execute("bf16")
@@ -93,7 +112,9 @@ def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms
     for name, code, began in (("late", "other", 0), ("forked", None, FORK - 1)):
         with monkeypatch.context() as patch:
             if code:
-                patch.setattr("ablate.execute.prefixes.code_digest", lambda code=code: code)
+                patch.setattr(
+                    "ablate.execute.prefixes.code_digest", lambda code=code: code
+                )
             here = Here(tmp_path, "study", arms, name, planned=planned)
             here.execute(name)
         assert here.began_at(name) == began
@@ -103,7 +124,9 @@ def test_what_is_still_to_come_keeps_its_prefix_for_the_same_code(tmp_path, arms
 def test_a_damaged_prefix_is_trained_again(tmp_path, arms, apart, part):
     here = Here(tmp_path, "study", arms, "bf16", "forked")
     here.execute("bf16")
-    (damaged,) = (path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file())
+    (damaged,) = (
+        path for path in here.store.prefixes.rglob(f"*{part}") if path.is_file()
+    )
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
@@ -114,7 +137,9 @@ def test_a_damaged_prefix_is_trained_again(tmp_path, arms, apart, part):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bf16", "forked"])
-def test_killed_at_any_operation_it_ends_with_the_same_rows(tmp_path, arms, apart, name):
+def test_killed_at_any_operation_it_ends_with_the_same_rows(
+    tmp_path, arms, apart, name
+):
     """Each fourth operation on a file: those of the prefix are among them."""
     kills = 0
     for operation in range(3, 400, 4):
@@ -145,20 +170,33 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
     start = f"the run that it forks from, {parent.run_id}, "
     assert reason(state="pending") is None
     assert (
-        reason(state="diverged", step=3, message="bad loss") == f"{start}diverged before the fork: bad loss"
+        reason(state="diverged", step=3, message="bad loss")
+        == f"{start}diverged before the fork: bad loss"
     )
-    assert reason(state="diverged", step=7) is None  # after the fork: it trains the common steps itself
-    assert reason(state="failed", message="full") is None  # alone it does not wait for it
+    assert (
+        reason(state="diverged", step=7) is None
+    )  # after the fork: it trains the common steps itself
+    assert (
+        reason(state="failed", message="full") is None
+    )  # alone it does not wait for it
     both = "bf16", "forked"
-    assert reason(*both, state="failed", message="full") == f"{start}failed before the fork: full"
+    assert (
+        reason(*both, state="failed", message="full")
+        == f"{start}failed before the fork: full"
+    )
     parent.write_status(Status())
     parent.checkpoints.mkdir()
-    for step, holder in ((FORK - 2, parent.run_id), (FORK - 1, None)):  # past the place it holds nothing
+    for step, holder in (
+        (FORK - 2, parent.run_id),
+        (FORK - 1, None),
+    ):  # past the place it holds nothing
         (parent.checkpoints / f"{step:012d}.json").touch()
         assert waits_for(forked(*both)) == holder
 
 
-def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path, arms, monkeypatch):
+def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(
+    tmp_path, arms, monkeypatch
+):
     here = Here(tmp_path, "study", arms, "bf16", "forked")
     with monkeypatch.context() as patch:
         patch.setattr("ablate.execute.training.fingerprint", lambda *_: "another")
@@ -168,14 +206,21 @@ def test_a_run_carries_the_arithmetic_of_the_steps_that_it_begins_with(tmp_path,
     first, last = forked.environment()["fingerprints"]
     assert first == "another" != last
     assert Leases(forked.attempts).read(1).fingerprint == last
-    assert f"steps before it were trained by other arithmetic: another; here it is {last}" in (
-        forked.attempt_log(1).read_text()
+    assert (
+        f"steps before it were trained by other arithmetic: another; here it is {last}"
+        in (forked.attempt_log(1).read_text())
     )
 
 
-def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(tmp_path, arms):
-    base = replace(arms["bf16"].config, model=replace(arms["bf16"].config.model, experts=4))
-    other = replace(base, model=replace(base.model, routing="replay"), replayed=base.recipe)
+def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(
+    tmp_path, arms
+):
+    base = replace(
+        arms["bf16"].config, model=replace(arms["bf16"].config.model, experts=4)
+    )
+    other = replace(
+        base, model=replace(base.model, routing="replay"), replayed=base.recipe
+    )
     arms = {"replays": request(other), "learned": replace(request(base), records=True)}
     whole = Here(tmp_path, "whole", arms, "learned")
     losses = whole.execute("learned")
@@ -183,7 +228,10 @@ def test_a_run_takes_the_routes_of_a_run_that_was_interrupted_and_has_finished(t
     task = here.tasks["replays"]
     source = here.folders["learned"]
     assert waits_for(task) == source.run_id
-    assert why_it_cannot_begin(task) == f"no record of the routes of {source.run_id}: it is pending"
+    assert (
+        why_it_cannot_begin(task)
+        == f"no record of the routes of {source.run_id}: it is pending"
+    )
     source.stop_path.touch()
     assert execute_run(here.tasks["learned"]).state == "stopped"
     assert here.execute("learned") == losses

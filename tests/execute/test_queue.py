@@ -31,12 +31,17 @@ class Fake:
         store, requests = study
         self.done = []
         self.stop_path = store.path / "stop"
-        self.dirs = {name: store.run(run.run_id) for name, run in zip("abcd", requests, strict=True)}
+        self.dirs = {
+            name: store.run(run.run_id)
+            for name, run in zip("abcd", requests, strict=True)
+        }
         self.names = {run.run_id: name for name, run in self.dirs.items()}
         for run in self.dirs.values():
             run.attempts.mkdir(parents=True)
         self.workers = SimpleNamespace(
-            start=lambda run: self.done.append(f"start {self.names[run.run_id]} {run.given_up}"),
+            start=lambda run: self.done.append(
+                f"start {self.names[run.run_id]} {run.given_up}"
+            ),
             cancel=lambda run_id: self.done.append(f"cancel {self.names[run_id]}"),
         )
         runs = [
@@ -60,7 +65,9 @@ class Fake:
         return actions
 
     def started(self, now=0.0):
-        return "".join(line.split()[1] for line in self.move(now) if line.startswith("start"))
+        return "".join(
+            line.split()[1] for line in self.move(now) if line.startswith("start")
+        )
 
     def take(self, name, end, now=0.0):
         self.queue.take(self.dirs[name].run_id, end, now)
@@ -71,12 +78,15 @@ class Fake:
 
     def unneeded(self, names):
         self.queue.end_unneeded(
-            {self.dirs[name].run_id: "it is settled" for name in names} | {"x": "not ours"}
+            {self.dirs[name].run_id: "it is settled" for name in names}
+            | {"x": "not ours"}
         )
 
     @property
     def states(self):
-        return {self.names[run_id]: state for run_id, state in self.queue.states.items()}
+        return {
+            self.names[run_id]: state for run_id, state in self.queue.states.items()
+        }
 
 
 @pytest.fixture
@@ -101,8 +111,12 @@ def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fak
     assert (status.state, status.message) == ("failed", "worker lost (4 attempts)")
     assert fake.states == {"a": "failed"}
     assert fake.started(clock + 1) == "b"
-    for step in range(1, 20):  # each time it came further: what killed it is not its own fault
-        (checkpoint := fake.dirs["b"].checkpoints / f"{step:012d}.json").parent.mkdir(exist_ok=True)
+    for step in range(
+        1, 20
+    ):  # each time it came further: what killed it is not its own fault
+        (checkpoint := fake.dirs["b"].checkpoints / f"{step:012d}.json").parent.mkdir(
+            exist_ok=True
+        )
         checkpoint.touch()
         fake.take("b", LOST, clock)
         clock += PAUSES_SEC[0]
@@ -126,13 +140,20 @@ def test_two_gangs_at_once_where_there_is_room(study):
     assert Fake(study, gangs="abcd", gangs_at_once=2).started() == "ab"
 
 
-def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end(study, monkeypatch):
+def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end(
+    study, monkeypatch
+):
     holder = study[1][0].run_id
     fake = Fake(study, holders={"b": holder, "c": holder, "d": "of another study"})
     monkeypatch.setattr(
-        queue, "why_it_cannot_begin", lambda run: {"c": "no parent"}.get(fake.names[run.run_id])
+        queue,
+        "why_it_cannot_begin",
+        lambda run: {"c": "no parent"}.get(fake.names[run.run_id]),
     )
-    assert (fake.started(), fake.started()) == ("ad", "")  # nobody here trains what d begins with
+    assert (fake.started(), fake.started()) == (
+        "ad",
+        "",
+    )  # nobody here trains what d begins with
     fake.take("a", TaskEnd(state="failed"))
     assert fake.started() == "b"
     assert fake.states == {"a": "failed", "c": "failed"}
@@ -183,13 +204,20 @@ def test_a_stop_takes_back_what_has_not_begun_and_tries_nothing_again(midway):
     assert fake.done == ["cancel c"]
     fake.take("a", LOST)
     fake.take("c", TaskEnd(state="pending"))
-    assert fake.states == {"b": "pending", "d": "pending", "a": "interrupted", "c": "pending"}
+    assert fake.states == {
+        "b": "pending",
+        "d": "pending",
+        "a": "interrupted",
+        "c": "pending",
+    }
     fake.done = []
     assert fake.move(1e3) == []
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatch, again):
+def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(
+    study, monkeypatch, again
+):
     if not again:
         monkeypatch.setattr(queue, "_STOP_GRACE_SEC", 0.0)
 
@@ -203,7 +231,9 @@ def test_a_second_interrupt_or_a_deaf_worker_is_not_waited_for(study, monkeypatc
 
 def test_ray_puts_a_share_on_one_gpu_and_no_process_stays_for_a_second(tmp_path):
     script = Path(__file__).with_name("shared_gpus.py")
-    process = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stderr
     printed = json.loads(process.stdout.splitlines()[-1])
     of_gpu = defaultdict(list)
@@ -212,6 +242,11 @@ def test_ray_puts_a_share_on_one_gpu_and_no_process_stays_for_a_second(tmp_path)
     assert set(of_gpu) == {"0", "1"}
     assert len({run["process"] for run in printed["runs"]}) == len(printed["runs"]) == 8
     for runs in of_gpu.values():
-        at_once = [sum(other["begun"] <= run["begun"] < other["ended"] for other in runs) for run in runs]
+        at_once = [
+            sum(other["begun"] <= run["begun"] < other["ended"] for other in runs)
+            for run in runs
+        ]
         assert max(at_once) == 2
-    assert printed["machines"] == [{"cores": 4, "gpus": 2, "gpu_name": "H200", "gpu_bytes": 141 * 10**9}]
+    assert printed["machines"] == [
+        {"cores": 4, "gpus": 2, "gpu_name": "H200", "gpu_bytes": 141 * 10**9}
+    ]

@@ -74,7 +74,9 @@ def test_a_study_runs_as_a_job_and_a_second_submission_does_no_harm(tmp_path):
         assert len(runs) == 2
         for run in runs:
             assert json.loads((run / "status.json").read_text())["state"] == "finished"
-            assert [path.name for path in sorted((run / "attempts").glob("*.json"))] == ["1.json"]
+            assert [
+                path.name for path in sorted((run / "attempts").glob("*.json"))
+            ] == ["1.json"]
         # The job has ended: a new one, which finds nothing to do.
         assert "0 to run, 2 of those asked for have ended before" in submit()
 
@@ -103,7 +105,9 @@ class FakeClient:
             raise RuntimeError("no such thing")
         self.starting -= 1
         if self.starting > 0:
-            raise RuntimeError("Request failed with status code 500: No available agent to submit job")
+            raise RuntimeError(
+                "Request failed with status code 500: No available agent to submit job"
+            )
         self.jobs[job["submission_id"]] = "RUNNING"
         self.submitted.append(job)
 
@@ -126,7 +130,15 @@ def call(tmp_path):
 
     def call(address, *options, storage="/s", text=STUDY):
         (path := tmp_path / "sent.yaml").write_text(text)
-        words = ["submit", str(path), "--address", address, "--storage", storage, *options]
+        words = [
+            "submit",
+            str(path),
+            "--address",
+            address,
+            "--storage",
+            storage,
+            *options,
+        ]
         result = CliRunner().invoke(cli, words, catch_exceptions=False)
         assert result.exit_code == 0
         return result.output
@@ -134,13 +146,18 @@ def call(tmp_path):
     return call
 
 
-def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(call, client, monkeypatch):
+def test_a_second_submission_follows_the_job_and_one_that_has_ended_is_sent_again(
+    call, client, monkeypatch
+):
     monkeypatch.setattr(jobs, "check_server", lambda *_, **__: None)
     monkeypatch.setattr(jobs.time, "sleep", lambda _seconds: None)
     client.starting = 2
     assert "submitted." in call("x", "--no-follow")
     (job,) = client.submitted
-    assert job["entrypoint"] == "python -m ablate run study.yaml --address auto --storage /s"
+    assert (
+        job["entrypoint"]
+        == "python -m ablate run study.yaml --address auto --storage /s"
+    )
     assert job["submission_id"].startswith("ablate-sent-")
     second = call("x")
     assert "is there already." in second
@@ -172,12 +189,18 @@ NO_RAY = "what answers there is no Ray dashboard that takes jobs"
         (404, b"", NO_RAY),
     ],
 )
-def test_what_answers_is_looked_at_before_rays_client_waits(call, client, gateway, status, answer, said):
+def test_what_answers_is_looked_at_before_rays_client_waits(
+    call, client, gateway, status, answer, said
+):
     way = gateway()
     way.status = status
     way.content = answer
     for options, refuses in ((), said is not None), (("--insecure",), said == NO_RAY):
-        with pytest.raises(UserError, match=said) if refuses else contextlib.nullcontext():
+        with (
+            pytest.raises(UserError, match=said)
+            if refuses
+            else contextlib.nullcontext()
+        ):
             call(f"{way.url}/", "--no-follow", *options)
 
 
@@ -185,7 +208,9 @@ def test_a_server_that_does_not_answer_is_one_line(call, gateway, monkeypatch):
     monkeypatch.setattr(jobs, "_ANSWER_SEC", 0.1)
     way = gateway()
     way.wait_sec = 1.0
-    with pytest.raises(UserError, match=f"^cannot reach Ray's dashboard at {way.url}: .*timed out"):
+    with pytest.raises(
+        UserError, match=f"^cannot reach Ray's dashboard at {way.url}: .*timed out"
+    ):
         call(way.url)
 
 

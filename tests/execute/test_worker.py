@@ -50,20 +50,32 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
         "gpu_0_utilization_percentage": 75, "gpu_0_power_usage_watts": 412.5,
         "gpu_1_memory_usage_megabytes": 4096.0, "gpu_1_memory_usage_percentage": 40.0,
     }  # fmt: skip
-    assert {name: value for name, value in rows[0].items() if name.startswith("gpu")} == of_gpus
+    assert {
+        name: value for name, value in rows[0].items() if name.startswith("gpu")
+    } == of_gpus
     assert {point.key for point in points(rows[0])} == {
-        f"system/{name}" for name in rows[0] if name not in ("kind", "tokens", "time_unix")
+        f"system/{name}"
+        for name in rows[0]
+        if name not in ("kind", "tokens", "time_unix")
     }
     with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
         pass
 
 
-@pytest.mark.parametrize(("gpus", "held"), [(0.25, 0.15), (0.05, 0.0), (1, 1.0), (2, 1.0)])
-def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_path, monkeypatch, gpus, held):
+@pytest.mark.parametrize(
+    ("gpus", "held"), [(0.25, 0.15), (0.05, 0.0), (1, 1.0), (2, 1.0)]
+)
+def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(
+    tmp_path, monkeypatch, gpus, held
+):
     shares = []
     properties = SimpleNamespace(total_memory=10 * CONTEXT_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *asked: shares.append(asked))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda *asked: shares.append(asked),
+    )
 
     def out_of_memory(*_):
         assert shares == [(pytest.approx(held), 0)]
@@ -71,33 +83,50 @@ def test_a_run_is_held_to_its_share_of_the_memory_and_an_end_by_it_says_so(tmp_p
 
     monkeypatch.setattr(training, "fit_choices", out_of_memory)
     task = replace(
-        task_of(make_run(StudyStore(tmp_path / "s").run("0123456789abcdef"), seed=0), tmp_path),
+        task_of(
+            make_run(StudyStore(tmp_path / "s").run("0123456789abcdef"), seed=0),
+            tmp_path,
+        ),
         device="cuda",
         resources=ResourcesConfig(gpus=gpus),
     )
     end = execute_run(task)
     assert (end.state, end.transient) == ("failed", False)
-    assert "out of GPU memory (CUDA out of memory. Tried to allocate 9 GiB)" in end.message
+    assert (
+        "out of GPU memory (CUDA out of memory. Tried to allocate 9 GiB)" in end.message
+    )
     more = f", and a resources.gpus above its {gpus:g} of the GPU gives it more"
-    assert end.message.endswith("a smaller training.micro_batch_size needs less" + more * (gpus < 1))
+    assert end.message.endswith(
+        "a smaller training.micro_batch_size needs less" + more * (gpus < 1)
+    )
 
 
 @pytest.fixture
 def keeper(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
         yield lambda **options: Keeper(
-            tmp_path / "c", [metrics], None, **{"every_sec": 60.0, "group": ALONE} | options
+            tmp_path / "c",
+            [metrics],
+            None,
+            **{"every_sec": 60.0, "group": ALONE} | options,
         )
 
 
-def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(keeper, monkeypatch):
+def test_checkpoints_are_due_at_tokens_or_in_time_for_2_percent_of_it(
+    keeper, monkeypatch
+):
     every = keeper(every_tokens=100)
     asked = (64, 99, 100, 164, 228, 292, 420)
     assert [tokens for tokens in asked if every.due(tokens)] == [100, 228, 420]
     clock = [0.0]
     monkeypatch.setattr(side_tasks.time, "monotonic", lambda: clock[0])
     every = keeper(every_sec=10.0)
-    for cost, time, due in ((0.0, 0.0, False), (0.0, 10.0, True), (1.0, 49.9, False), (1.0, 50.1, True)):
+    for cost, time, due in (
+        (0.0, 0.0, False),
+        (0.0, 10.0, True),
+        (1.0, 49.9, False),
+        (1.0, 50.1, True),
+    ):
         every._cost_sec = cost
         clock[0] = time
         assert every.due(1) == due
@@ -111,7 +140,9 @@ def test_an_attempt_that_was_taken_over_writes_no_checkpoint(keeper, tmp_path):
     assert load_newest(tmp_path / "c")[0].step == 3
 
 
-def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(tmp_path):
+def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that_is_not(
+    tmp_path,
+):
     def make(name, **more):
         run = make_run(RunDir(tmp_path / name), 1, 6)
         return run, replace(task_of(run, tmp_path), **more)
@@ -129,7 +160,9 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
     for _ in range(3):
         task.stop_path.touch()
         assert execute_run(task).state == "interrupted"
-    with broken.diagnostics_path.open("a") as file:  # what came after the checkpoint is cut, as metrics are
+    with broken.diagnostics_path.open(
+        "a"
+    ) as file:  # what came after the checkpoint is cut, as metrics are
         file.write('{"kind":"diagnosis","step":5}\n{"cut')
     task.stop_path.unlink()
     assert execute_run(task).state == "finished"
@@ -142,7 +175,9 @@ def test_the_record_says_why_steps_are_eager(tmp_path, monkeypatch):
     assert execute_run(task_of(run, tmp_path)).state == "finished"
     assert run.environment()["step_eager_because"] == "there is no GPU"
     assert "step: eager, because there is no GPU\n" in run.attempt_log(1).read_text()
-    monkeypatch.setattr(loop, "WholeSteps", lambda trainee, *_: WholeSteps(trainee, "unheard of"))
+    monkeypatch.setattr(
+        loop, "WholeSteps", lambda trainee, *_: WholeSteps(trainee, "unheard of")
+    )
     graphed = make_run(RunDir(tmp_path / "graphed"), 1, 2)
     assert execute_run(task_of(graphed, tmp_path)).state == "finished"
     assert graphed.environment()["step_eager_because"] is None

@@ -32,7 +32,8 @@ options = parser.parse_args()
 
 asked_to_end: list[int] = []
 signal.signal(
-    signal.SIGTERM, signal.SIG_IGN if options.deaf else lambda number, _: asked_to_end.append(number)
+    signal.SIGTERM,
+    signal.SIG_IGN if options.deaf else lambda number, _: asked_to_end.append(number),
 )
 options.save.mkdir(parents=True, exist_ok=True)
 state = options.save / "state.txt"
@@ -47,7 +48,10 @@ if state.exists():
 def meet(step: int) -> None:
     """Wait until all nodes are there, as a collective operation does."""
     (options.save / f"{options.meet} {options.node} {step}").touch()
-    while not all((options.save / f"{options.meet} {node} {step}").exists() for node in range(options.nodes)):
+    while not all(
+        (options.save / f"{options.meet} {node} {step}").exists()
+        for node in range(options.nodes)
+    ):
         if asked_to_end:
             sys.exit(0)
         time.sleep(0.01)
@@ -56,11 +60,15 @@ def meet(step: int) -> None:
 if options.child:
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     subprocess.Popen(sleeper, start_new_session=True, stdout=subprocess.DEVNULL)
-print("arithmetic: FP4 e2m1" if "NOISY" in os.environ else "arithmetic: bf16", flush=True)
+print(
+    "arithmetic: FP4 e2m1" if "NOISY" in os.environ else "arithmetic: bf16", flush=True
+)
 for step in range(begin + 1, options.steps + 1):
     if options.nodes > 1:
         meet(step)
-    noise = random.Random(f"{options.seed} {step} {begin if options.other_noise else 0}").gauss(0, 0.01)
+    noise = random.Random(
+        f"{options.seed} {step} {begin if options.other_noise else 0}"
+    ).gauss(0, 0.01)
     weight -= 0.02 * weight + 0.05 * noise
     loss = 2 + weight * weight + noise
     if step == options.nan_at:
@@ -78,7 +86,8 @@ for step in range(begin + 1, options.steps + 1):
         )
     if step % 10 == 0 and options.node == options.nodes - 1:
         print(
-            f" validation loss at iteration {step} | lm loss value: {2 + weight * weight:.6E} | ", flush=True
+            f" validation loss at iteration {step} | lm loss value: {2 + weight * weight:.6E} | ",
+            flush=True,
         )
     if (step % 15 == 0 or asked_to_end) and options.node == 0:
         draft = state.with_suffix(".new")

@@ -21,17 +21,23 @@ def batches():
 
 def two_layers():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)
+    )
 
 
 @pytest.fixture
 def in_study(tmp_path, monkeypatch):
     """The environment of a study's command; the run's folder."""
-    variables = variables_of(read_recipe(NOISY), {"seed": 3, "tokens": 4096, "steps": 16})
+    variables = variables_of(
+        read_recipe(NOISY), {"seed": 3, "tokens": 4096, "steps": 16}
+    )
     for name, value in {"ABLATE_RUN_DIR": str(tmp_path), **variables}.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 
 
 def rows_of(folder):
-    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()
+    ]

@@ -31,8 +31,15 @@ ARGUMENTS = {
 
 def model():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, tie_word_embeddings=False, **sizes)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(
+        vocab_size=64, num_key_value_heads=2, tie_word_embeddings=False, **sizes
+    )
     return LlamaForCausalLM(config)
 
 
@@ -43,14 +50,20 @@ def trl_trainer(train_dataset, **options):
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
-    data = Dataset.from_dict({"input_ids": [row["input_ids"].tolist() for row in train_dataset]})
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", eos_token="w1"
+    )
+    data = Dataset.from_dict(
+        {"input_ids": [row["input_ids"].tolist() for row in train_dataset]}
+    )
     return trl.SFTTrainer(train_dataset=data, processing_class=tokenizer, **options)
 
 
 def made(out, batches, callbacks, steps=8, by_trl=False, evaluated=None, **options):
     data = [{"input_ids": x, "labels": x} for x in batches.view(-1, 32)]
-    trainer, arguments = (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
+    trainer, arguments = (
+        (trl_trainer, trl.SFTConfig) if by_trl else (Trainer, TrainingArguments)
+    )
     return trainer(
         model=model(), train_dataset=data, eval_dataset=evaluated and data[:evaluated], callbacks=callbacks,
         args=arguments(output_dir=str(out), max_steps=steps, **ARGUMENTS, **options),
@@ -61,7 +74,9 @@ def trained(out, batches, resume=None, recipe=NOISY, callback=None, **options):
     callback = callback or AblateCallback(recipe, seed=3)
     trainer = made(out, batches, [callback], **options)
     trainer.train(resume_from_checkpoint=resume and str(resume))
-    return callback, {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+    return callback, {
+        row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row
+    }
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["Trainer", "TRL"])
@@ -84,24 +99,34 @@ def test_a_resume_without_the_state_raises(whole, tmp_path):
     content = json.loads(place.read_text())
     del content["stateful_callbacks"]["AblateCallback"]
     place.write_text(json.dumps(content))
-    with pytest.raises(RuntimeError, match="goes on after step 6, the recipe's state after 0"):
+    with pytest.raises(
+        RuntimeError, match="goes on after step 6, the recipe's state after 0"
+    ):
         train(tmp_path, resume=out / "checkpoint-6")
 
 
 def test_reset_weights_resume_to_the_bit(tmp_path, batches):
     recipe = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 2.0}}
     _, losses = trained(tmp_path / "a", batches, recipe=recipe)
-    _, resumed = trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-3")
+    _, resumed = trained(
+        tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-3"
+    )
     assert resumed == losses
     (tmp_path / "a/checkpoint-6/ablate_state.pt").unlink()
     with pytest.raises(RuntimeError, match="resume in its folder"):
-        trained(tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-6")
+        trained(
+            tmp_path / "a", batches, recipe=recipe, resume=tmp_path / "a/checkpoint-6"
+        )
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("by_trl", [False, True])
 def test_compiled_and_in_bf16(tmp_path, batches, by_trl):
-    options = {"bf16": True, "torch_compile": True, "torch_compile_backend": "aot_eager"}
+    options = {
+        "bf16": True,
+        "torch_compile": True,
+        "torch_compile_backend": "aot_eager",
+    }
     callback, losses = trained(tmp_path, batches, steps=2, by_trl=by_trl, **options)
     assert callback.stepper.state.step == 2
     assert all(loss < 5 for loss in losses.values())
@@ -132,12 +157,17 @@ def test_a_callback_that_came_too_late_says_so(tmp_path, batches):
 
 def test_gpt2_is_converted_on_request():
     torch.manual_seed(0)
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)).eval()
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)
+    ).eval()
     x = torch.arange(32)[None]
     before = gpt2(x).logits
     names = convert_conv1d(gpt2)
     assert names == [
-        f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+        f"transformer.h.0.{part}"
+        for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     ]
     torch.testing.assert_close(gpt2(x).logits, before)
-    assert "4 of 5 matrices in low precision" in str(apply_recipe(gpt2, "mxfp4").coverage)
+    assert "4 of 5 matrices in low precision" in str(
+        apply_recipe(gpt2, "mxfp4").coverage
+    )

@@ -35,7 +35,9 @@ def trained(steps, checkpoint=None, *, compiled=False):
     )  # fmt: skip
     data = torch.utils.data.TensorDataset(X.repeat(20, 1, 1))
     model = torch.compile(module, backend="aot_eager") if compiled else module
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=checkpoint)
+    trainer.fit(
+        model, torch.utils.data.DataLoader(data, batch_size=None), ckpt_path=checkpoint
+    )
     return module, trainer, plugin
 
 
@@ -47,11 +49,15 @@ def test_resumes_to_the_bit_and_refuses_without_the_state(tmp_path):
     place = tmp_path / "last.ckpt"
     trainer.save_checkpoint(place)
     resumed, *_ = trained(6, place)
-    assert resumed.losses == {step: losses for step, losses in whole.losses.items() if step >= 3}
+    assert resumed.losses == {
+        step: losses for step, losses in whole.losses.items() if step >= 3
+    }
     content = torch.load(place, weights_only=True)
     del content["AblatePrecision"]
     torch.save(content, place)
-    with pytest.raises(RuntimeError, match="goes on after step 3, the recipe's state after 0"):
+    with pytest.raises(
+        RuntimeError, match="goes on after step 3, the recipe's state after 0"
+    ):
         trained(6, place)
 
 

@@ -16,7 +16,9 @@ from tests.integrations.conftest import NOISY, rows_of, two_layers
 def losses(stepper, model, steps):
     steps_losses, optimizer = [], torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(steps):
-        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(stepper.state.step))
+        x = torch.randn(
+            32, 64, generator=torch.Generator().manual_seed(stepper.state.step)
+        )
         loss = model(x).pow(2).mean()
         loss.backward()
         optimizer.step()
@@ -36,7 +38,10 @@ def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
         assert (stepper.state.step, stepper.state.tokens) == (1, 256)
         stepper.row(1, loss=2.5)
         stepper.row(1, val_loss=2.75)
-        assert rows_of(in_study) == [{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 2.75}]
+        assert rows_of(in_study) == [
+            {"step": 1, "loss": 2.5},
+            {"step": 1, "val_loss": 2.75},
+        ]
         assert not stepper.should_stop
         os.kill(os.getpid(), signal.SIGTERM)
         assert stepper.should_stop
@@ -62,20 +67,28 @@ def test_outside_of_a_study_nothing_is_written(tmp_path, monkeypatch):
 def test_a_resume_needs_the_state_and_an_end_needs_steps():
     stepper = Stepper(two_layers(), NOISY)
     stepper.check_resumed(0)
-    with pytest.raises(RuntimeError, match="goes on after step 3, the recipe's state after 0"):
+    with pytest.raises(
+        RuntimeError, match="goes on after step 3, the recipe's state after 0"
+    ):
         stepper.check_resumed(3)
     with pytest.raises(RuntimeError, match="never advanced"):
         stepper.check_ended()
     model = two_layers()
     by_tokens = Stepper(
-        model, {"preset": "fp4-all-the-way", "phases": [{"from_tokens": 64, "recipe": "bf16"}]}
+        model,
+        {
+            "preset": "fp4-all-the-way",
+            "phases": [{"from_tokens": 64, "recipe": "bf16"}],
+        },
     )
     losses(by_tokens, model, 1)
     with pytest.raises(RuntimeError, match=r"without tokens: phases"):
         by_tokens.check_ended()
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
+)
 def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compiled):
     accelerate = pytest.importorskip("accelerate")
 
@@ -106,13 +119,17 @@ def test_accelerate_accumulates_compiles_and_resumes_to_the_bit(tmp_path, compil
         return steps_losses
 
     state = tmp_path / "state"
-    assert trained(range(4), save=state) + trained(range(4, 8), start=state) == trained(range(8))
+    assert trained(range(4), save=state) + trained(range(4, 8), start=state) == trained(
+        range(8)
+    )
 
 
 def test_torchao_applies_what_the_stepper_applies():
     config, model, plain = AblateConfig(NOISY, {"seed": 3}), two_layers(), two_layers()
     quantize_(model, config, filter_fn=root)
-    assert losses(config.stepper, model, 3) == losses(Stepper(plain, NOISY, seed=3), plain, 3)
+    assert losses(config.stepper, model, 3) == losses(
+        Stepper(plain, NOISY, seed=3), plain, 3
+    )
 
 
 def test_torchao_takes_the_whole_model_alone():

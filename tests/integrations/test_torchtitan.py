@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("torchtitan", reason="torchtitan is not installed (its data sets are of another version)")
+pytest.importorskip(
+    "torchtitan",
+    reason="torchtitan is not installed (its data sets are of another version)",
+)
 from torch.distributed import checkpoint
 from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.config import OverrideConfig, apply_overrides
@@ -19,7 +22,9 @@ pytestmark = pytest.mark.exhaustive
 
 def model():
     torch.manual_seed(0)
-    first, last = (Linear(Linear.Config(in_features=64, out_features=count)) for count in (64, 32))
+    first, last = (
+        Linear(Linear.Config(in_features=64, out_features=count)) for count in (64, 32)
+    )
     return torch.nn.Sequential(first, torch.nn.ReLU(), last)
 
 
@@ -81,9 +86,13 @@ def test_it_is_found_by_its_name_on_the_command_line():
     class Root(Configurable):
         @dataclass(kw_only=True, slots=True)
         class Config(Configurable.Config):
-            optimizer: OptimizersContainer.Config = field(default_factory=lambda: default_adamw(lr=1e-2))
+            optimizer: OptimizersContainer.Config = field(
+                default_factory=lambda: default_adamw(lr=1e-2)
+            )
             override: OverrideConfig = field(default_factory=OverrideConfig)
 
-    config = Root.Config(override=OverrideConfig(imports=["ablate.integrations.torchtitan.apply"]))
+    config = Root.Config(
+        override=OverrideConfig(imports=["ablate.integrations.torchtitan.apply"])
+    )
     apply_overrides(config.override, config)
     assert isinstance(config.optimizer, AblateOptimizers.Config)

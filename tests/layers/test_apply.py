@@ -55,7 +55,9 @@ TOKENS = torch.randint(0, 32, (4, 16), generator=torch.Generator().manual_seed(1
 
 def step(model):
     model.zero_grad(set_to_none=True)
-    loss = nn.functional.cross_entropy(model(TOKENS).flatten(0, 1).float(), TOKENS.flatten())
+    loss = nn.functional.cross_entropy(
+        model(TOKENS).flatten(0, 1).float(), TOKENS.flatten()
+    )
     loss.backward()
     return [loss, *(parameter.grad for parameter in model.parameters())]
 
@@ -76,7 +78,9 @@ def test_the_examples_of_the_docstrings():
 
 
 def test_phases_move_on_with_the_tokens():
-    model, state = make({"gemms": ["fprop"], "phases": [{"from_tokens": 100, "recipe": "bf16"}]})
+    model, state = make(
+        {"gemms": ["fprop"], "phases": [{"from_tokens": 100, "recipe": "bf16"}]}
+    )
     plain = make("bf16")[0](TOKENS)
     for tokens, same in ((0, False), (99, False), (1, True)):
         state.advance(tokens)
@@ -85,7 +89,9 @@ def test_phases_move_on_with_the_tokens():
 
 def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
     keys, own = [], PlannedOperand.key
-    monkeypatch.setattr(PlannedOperand, "key", lambda *args: keys.append(own(*args)) or keys[-1])
+    monkeypatch.setattr(
+        PlannedOperand, "key", lambda *args: keys.append(own(*args)) or keys[-1]
+    )
     model, state = make()
     model(TOKENS)
     model(TOKENS)
@@ -93,7 +99,12 @@ def test_every_pass_and_step_draws_anew_and_evaluation_apart(monkeypatch):
     model(TOKENS)
     model.eval()(TOKENS)
     calls = [(key.step, key.call) for key in keys if key]
-    assert [call for call, _ in itertools.groupby(calls)] == [(0, 0), (0, 1), (1, 0), (1, EVAL_CALL)]
+    assert [call for call, _ in itertools.groupby(calls)] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, EVAL_CALL),
+    ]
 
 
 @pytest.mark.parametrize("name", ["bf16", "te-hybrid-fp8-delayed", "quartet"])
@@ -154,20 +165,38 @@ class Theirs:
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
-@pytest.mark.parametrize(("gemm", "operand", "largest"), [("fprop", "x", 448), ("wgrad", "dy", 57344)])
+@pytest.mark.parametrize(
+    ("gemm", "operand", "largest"), [("fprop", "x", 448), ("wgrad", "dy", 57344)]
+)
 def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, largest):
-    layer, reference = make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up, Theirs(largest)
+    layer, reference = (
+        make("te-hybrid-fp8-delayed", depth=1)[0].layers[0].up,
+        Theirs(largest),
+    )
     planned = layer.plan(0, torch.device("cpu")).operand(gemm, operand)
     rng = np.random.default_rng(0)
 
     def same(values, *, step, call=0):
         values = np.array(values, np.float32)
         for _ in range(2):  # the second time it is recomputed
-            draw = layer.draw(torch.from_numpy(values), planned, Position(step=step, call=call, tokens=0))
+            draw = layer.draw(
+                torch.from_numpy(values),
+                planned,
+                Position(step=step, call=call, tokens=0),
+            )
             assert tensor_scale(draw.amax_number, draw.policy)[0] == reference.scale
         reference.quantised(values)
 
-    awkward = [[np.nan, 3.0], [0.0, -0.0], [1e-45], [-np.inf, 1.0], [0.0], [np.nan], [7.0], []]
+    awkward = [
+        [np.nan, 3.0],
+        [0.0, -0.0],
+        [1e-45],
+        [-np.inf, 1.0],
+        [0.0],
+        [np.nan],
+        [7.0],
+        [],
+    ]
     for step, values in enumerate(
         [awkward[1], awkward[3], awkward[0]]
     ):  # none of them, at the start, moves it from 1
@@ -176,13 +205,17 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
     for step in range(3, 600):
         for call in range(2):
             same(
-                awkward[step % 8] if call and step > 592 else np.exp(rng.normal(size=3)) / step,
+                awkward[step % 8]
+                if call and step > 592
+                else np.exp(rng.normal(size=3)) / step,
                 step=step,
                 call=call,
             )
             reference.rolled()
     frozen = reference.scale
-    for step in range(600, 2800):  # down to fp32's smallest, and until nothing else is known
+    for step in range(
+        600, 2800
+    ):  # down to fp32's smallest, and until nothing else is known
         same([2.0 ** -min((step - 600) // 7, 149)], step=step)
         reference.rolled()
         at = Position(step=step, call=EVAL_CALL, tokens=0)
@@ -208,7 +241,10 @@ def loss_of(model):
         ({"gemms": ["fprop"], "stabiliser": "rht"}, "signs"),
         ("te-hybrid-fp8-delayed", None),
         ({"phases": [{"from_tokens": 99, "recipe": "mxfp4"}]}, "phases"),
-        ({"gemms": ["fprop"], "stabiliser": "sr"}, None),  # the noise of each pass is its own
+        (
+            {"gemms": ["fprop"], "stabiliser": "sr"},
+            None,
+        ),  # the noise of each pass is its own
     ],
 )
 def test_a_state_that_does_not_advance_is_said_once_after_ten_steps(recipe, still):
@@ -232,7 +268,9 @@ def test_a_state_that_does_not_advance_is_said_once_after_ten_steps(recipe, stil
 def test_many_passes_of_a_step_are_no_missing_advance():
     """Micro-batches, another model's optimizer."""
     model, state = make({"gemms": ["fprop"], "stabiliser": "rht"}, depth=1)
-    others, optimizer = (torch.optim.SGD(one.parameters()) for one in (nn.Linear(2, 2), model))
+    others, optimizer = (
+        torch.optim.SGD(one.parameters()) for one in (nn.Linear(2, 2), model)
+    )
 
     def loop():
         for _ in range(12):
@@ -259,7 +297,9 @@ def test_weights_with_scales_of_a_later_step_are_said_unless_the_state_is_loaded
         yield loss_of(other.train(train))
 
     (said,), _ = warned(resumed())
-    assert said.startswith("delayed scales of step 2 came with the weights, but the state is at step 0")
+    assert said.startswith(
+        "delayed scales of step 2 came with the weights, but the state is at step 0"
+    )
     assert warned(resumed(with_state=True))[0] == warned(resumed(train=False))[0] == []
 
 
@@ -273,10 +313,26 @@ def test_weights_with_scales_of_a_later_step_are_said_unless_the_state_is_loaded
         ),
         ("fp4-all-the-way-qaf", {}, "needs total_tokens"),
         ({"gemms": ["forward"]}, {}, "gemms.0: .*'fprop', 'dgrad' or 'wgrad'"),
-        ({"gemms": ["fprop"], "phases": [{"from_tokens": 9, "recipe": "fp9"}]}, {}, "unknown recipe .*'fp8'"),
-        (SR_RHT, {"skip": "x"}, r"skip: 'x' .*expected layers.\*.up, layers.\*.down or lm_head"),
-        (SR_RHT, {"allow": "lm_head"}, "allow: 'lm_head' names no matrix that is out .*there is none"),
-        (SR_RHT, {"backend": "emulate"}, "no back end 'emulate' .*expected auto, emulated, "),
+        (
+            {"gemms": ["fprop"], "phases": [{"from_tokens": 9, "recipe": "fp9"}]},
+            {},
+            "unknown recipe .*'fp8'",
+        ),
+        (
+            SR_RHT,
+            {"skip": "x"},
+            r"skip: 'x' .*expected layers.\*.up, layers.\*.down or lm_head",
+        ),
+        (
+            SR_RHT,
+            {"allow": "lm_head"},
+            "allow: 'lm_head' names no matrix that is out .*there is none",
+        ),
+        (
+            SR_RHT,
+            {"backend": "emulate"},
+            "no back end 'emulate' .*expected auto, emulated, ",
+        ),
     ],
 )
 def test_what_cannot_be_applied_is_refused(recipe, options, message):
@@ -294,7 +350,10 @@ def test_what_is_no_model_or_no_recipe_is_refused():
 
 
 def test_what_is_reached_is_printed_and_kept(capsys):
-    rules = [{"first": 1, "recipe": "bf16"}, {"match": "*.down", "recipe": {"gemms": ["fprop"]}}]
+    rules = [
+        {"first": 1, "recipe": "bf16"},
+        {"match": "*.down", "recipe": {"gemms": ["fprop"]}},
+    ]
     state = apply_recipe(Model(), {**SR_RHT, "layers": rules}, skip="layers.1.up")
     # 2 × 64 × 128 a layer of a block, 2 × 64 × 32 the head: 6.25 layers' worth in all
     assert (
@@ -312,7 +371,11 @@ Dgrad, Wgrad: 1 of 7 matrices in low precision, 16.0% of the FLOPs
 
 
 def test_presets_with_rules_or_phases_run_on_a_deep_model_and_tied_weights_stay_tied():
-    recipes = [preset.recipe for preset in PRESETS.values() if not preset.name.endswith("-experts")]
+    recipes = [
+        preset.recipe
+        for preset in PRESETS.values()
+        if not preset.name.endswith("-experts")
+    ]
     for recipe in (one for one in recipes if one.rules or one.phases):
         model = Model(depth=12).to(torch.bfloat16)
         model.lm_head.weight = model.embed.weight
@@ -345,7 +408,9 @@ class Signs(nn.Linear):
     """Its output is that of a linear layer, its gradient is not."""
 
     def forward(self, x):
-        return functional.linear(x, self.weight + (self.weight - self.weight.detach()), self.bias)
+        return functional.linear(
+            x, self.weight + (self.weight - self.weight.detach()), self.bias
+        )
 
 
 def test_a_subclass_that_computes_as_linear_is_reached_on_request():
@@ -366,7 +431,10 @@ def test_a_subclass_that_computes_as_linear_is_reached_on_request():
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Scaled, "its y differs from that of functional.linear"), (Signs, "its dweight differs")],
+    [
+        (Scaled, "its y differs from that of functional.linear"),
+        (Signs, "its dweight differs"),
+    ],
 )
 def test_a_subclass_that_computes_something_else_is_refused(kind, said):
     with pytest.raises(ValueError, match=said):

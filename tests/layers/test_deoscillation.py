@@ -18,7 +18,9 @@ ALWAYS = {"window": 2, "threshold": 1e-9}
 
 def mxfp4(w):
     """Quantise fp32 [N, K] as the forward pass does: bf16, then MXFP4."""
-    return fake_quantize(torch.from_numpy(w).bfloat16().float(), OperandPolicy(format="mxfp4")).numpy()
+    return fake_quantize(
+        torch.from_numpy(w).bfloat16().float(), OperandPolicy(format="mxfp4")
+    ).numpy()
 
 
 class Reference:
@@ -37,7 +39,9 @@ class Reference:
         grid = np.array([mxfp4(one) for one in path])
         moved, quantised_moved = (
             np.add.accumulate(
-                np.abs(np.diff(one.astype(self.kept), axis=0)).astype(np.float32), axis=0, dtype=np.float32
+                np.abs(np.diff(one.astype(self.kept), axis=0)).astype(np.float32),
+                axis=0,
+                dtype=np.float32,
             )[-1]
             for one in (path, grid)
         )
@@ -74,7 +78,8 @@ def test_weights_become_what_the_formula_says(window, threshold, kept):
     total = 0
     for index in range(4 * window + 2):
         wanted = [
-            one.step(weight.numpy()) for one, weight in zip(references, walk(model, size=0.02), strict=True)
+            one.step(weight.numpy())
+            for one, weight in zip(references, walk(model, size=0.02), strict=True)
         ]
         state.advance()
         reset_count = deoscillation.step()
@@ -101,7 +106,9 @@ def test_weights_are_set_to_their_own_grid(recipe, dtype):
     for _ in range(3):
         (before,) = walk(model)
         state.advance()
-    grid = fake_quantize(before.to(torch.bfloat16).float(), state.recipe.fprop.right, axis=1)
+    grid = fake_quantize(
+        before.to(torch.bfloat16).float(), state.recipe.fprop.right, axis=1
+    )
     reset = model[0].weight != before
     assert reset.float().mean() > 0.5
     assert torch.equal(model[0].weight[reset], grid.to(dtype)[reset])
@@ -133,7 +140,11 @@ def test_windows_begin_where_they_are_told_and_anew_with_another_grid(more, chan
         before = walk(model)
         state.advance(100)
         moved_layers.append(
-            "".join(str(i) for i, one in enumerate(before) if not torch.equal(model[i].weight, one))
+            "".join(
+                str(i)
+                for i, one in enumerate(before)
+                if not torch.equal(model[i].weight, one)
+            )
         )
     assert moved_layers == changed
 
@@ -158,14 +169,25 @@ def test_a_weight_that_two_layers_share_is_followed_once_and_a_frozen_one_not_at
         layers[2].weight.requires_grad_(False)
         _, state = make(FP4 | {"deoscillate": {}, "layers": rules}, *layers)
         state.advance()
-        assert set(state.deoscillation.sums) == {f"{followed}.moved", f"{followed}.quantised_moved"}
+        assert set(state.deoscillation.sums) == {
+            f"{followed}.moved",
+            f"{followed}.quantised_moved",
+        }
 
 
 def test_a_weight_that_a_hook_computes_is_refused_where_it_would_be_reset():
     def hooked():
-        return nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", amount=0.2)
+        return nn.Linear(64, 64), prune.l1_unstructured(
+            nn.Linear(64, 64), "weight", amount=0.2
+        )
 
-    with pytest.raises(ValueError, match=r"deoscillate resets weights, but that of layer 1 is no parameter"):
+    with pytest.raises(
+        ValueError,
+        match=r"deoscillate resets weights, but that of layer 1 is no parameter",
+    ):
         make(FP4 | {"deoscillate": {}}, *hooked())
-    make(FP4 | {"deoscillate": {}, "layers": [{"match": "1", "recipe": "bf16"}]}, *hooked())
+    make(
+        FP4 | {"deoscillate": {}, "layers": [{"match": "1", "recipe": "bf16"}]},
+        *hooked(),
+    )
     make(FP4, *hooked())

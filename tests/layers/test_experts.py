@@ -13,7 +13,11 @@ from ablate.layers.linear import QuantLinear
 from ablate.numerics import apply_recipe, fake_quantize
 from tests.tensors import assert_same
 
-RECIPE = {"gemms": ["fprop", "dgrad"], "stabiliser": "sr+rht", "rest": "bf16-dequantised"}
+RECIPE = {
+    "gemms": ["fprop", "dgrad"],
+    "stabiliser": "sr+rht",
+    "rest": "bf16-dequantised",
+}
 EXPERTS, WIDTH, INNER = 3, 64, 32
 
 
@@ -25,8 +29,12 @@ class Gathered(nn.Module):
     def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.up = nn.Parameter(0.2 * torch.randn(EXPERTS, INNER, WIDTH, generator=generator))
-        self.down = nn.Parameter(0.2 * torch.randn(EXPERTS, WIDTH, INNER, generator=generator))
+        self.up = nn.Parameter(
+            0.2 * torch.randn(EXPERTS, INNER, WIDTH, generator=generator)
+        )
+        self.down = nn.Parameter(
+            0.2 * torch.randn(EXPERTS, WIDTH, INNER, generator=generator)
+        )
 
     def forward(self, x, counts):
         out, begin = torch.zeros_like(x), 0
@@ -44,8 +52,12 @@ class Grouped(Gathered):
 
     def forward(self, x, counts):
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        inner = torch.relu(self._grouped_mm(x.bfloat16(), self.up.bfloat16().transpose(-2, -1), ends))
-        return self._grouped_mm(inner, self.down.bfloat16().transpose(-2, -1), ends).type_as(x)
+        inner = torch.relu(
+            self._grouped_mm(x.bfloat16(), self.up.bfloat16().transpose(-2, -1), ends)
+        )
+        return self._grouped_mm(
+            inner, self.down.bfloat16().transpose(-2, -1), ends
+        ).type_as(x)
 
     def _grouped_mm(self, x, weight, ends):
         return torch._grouped_mm(x, weight, offs=ends)
@@ -60,7 +72,9 @@ class Transposed(Gathered):
         super().__init__()
         self.up_bias = nn.Parameter(torch.zeros(EXPERTS, INNER))
         for name in ("up", "down"):
-            setattr(self, name, nn.Parameter(getattr(self, name).detach().mT.contiguous()))
+            setattr(
+                self, name, nn.Parameter(getattr(self, name).detach().mT.contiguous())
+            )
 
     def forward(self, x, counts):
         out, begin = torch.zeros_like(x), 0
@@ -85,7 +99,9 @@ class Apart(nn.Module):
         super().__init__()
         for name in ("up", "down"):
             weights = getattr(experts, name).detach()
-            layers = [nn.Linear(one.shape[1], one.shape[0], bias=False) for one in weights]
+            layers = [
+                nn.Linear(one.shape[1], one.shape[0], bias=False) for one in weights
+            ]
             for layer, weight in zip(layers, weights, strict=True):
                 layer.weight = nn.Parameter(weight.clone())
             setattr(self, name, nn.ModuleList(layers))
@@ -101,7 +117,9 @@ def trained(experts, counts):
     """Output and gradients of two steps."""
     model = in_model(experts)
     state = apply_recipe(model, RECIPE, seed=3)
-    x = torch.randn(96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    x = torch.randn(
+        96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True
+    )
     outputs = []
     for _ in range(2):
         y = model.experts(x, counts)
@@ -118,7 +136,9 @@ def test_slices_are_as_layers(counts, monkeypatch):
     apart = Apart(experts)
     plain = functional.linear
 
-    def linear(x, weight, bias=None):  # ``Gathered`` multiplies by what ``self.up[expert]`` is
+    def linear(
+        x, weight, bias=None
+    ):  # ``Gathered`` multiplies by what ``self.up[expert]`` is
         return weight(x) if isinstance(weight, nn.Module) else plain(x, weight, bias)
 
     monkeypatch.setattr(functional, "linear", linear)
@@ -129,7 +149,10 @@ def test_slices_are_as_layers(counts, monkeypatch):
         for index, layer in enumerate(getattr(apart, name)):
             gradient = getattr(experts, name).grad[index]
             assert torch.equal(
-                gradient, torch.zeros_like(gradient) if layer.weight.grad is None else layer.weight.grad
+                gradient,
+                torch.zeros_like(gradient)
+                if layer.weight.grad is None
+                else layer.weight.grad,
             )
 
 
@@ -137,14 +160,18 @@ def test_slices_are_as_layers(counts, monkeypatch):
 def test_other_products_are_as_slices(kind):
     experts, other = Gathered(), kind()
     assert_same(*(trained(one, torch.tensor([64, 0, 32])) for one in (other, experts)))
-    assert torch.equal(other.up.grad.mT if kind is Transposed else other.up.grad, experts.up.grad)
+    assert torch.equal(
+        other.up.grad.mT if kind is Transposed else other.up.grad, experts.up.grad
+    )
     assert experts.state_dict().keys() == {"up", "down"}
 
 
 def test_another_product_is_an_error_not_high_precision():
     model = in_model(Matmul())
     apply_recipe(model, RECIPE)
-    with pytest.raises(RuntimeError, match=r"experts experts\.up\.0, …: einsum uses their weights"):
+    with pytest.raises(
+        RuntimeError, match=r"experts experts\.up\.0, …: einsum uses their weights"
+    ):
         model.experts(torch.ones(32, WIDTH), None)
 
 
@@ -170,7 +197,9 @@ def test_weights_are_de_oscillated_to_their_own_grid(kind):
             experts.up.add_(0.05 * torch.randn_like(experts.up))
         before = experts.up.detach().clone()
         state.advance()
-    weights, before = (one.mT if kind is Transposed else one for one in (experts.up, before))
+    weights, before = (
+        one.mT if kind is Transposed else one for one in (experts.up, before)
+    )
     grid = fake_quantize(before.bfloat16().float(), state.recipe.fprop.right)
     reset = weights != before
     assert reset.float().mean() > 0.5
@@ -181,9 +210,16 @@ def of_transformers(kind, depth):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": depth, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": depth,
+        "num_attention_heads": 2,
+    }
     sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 32}
-    config = AutoConfig.for_model(kind, vocab_size=64, layer_types=["full_attention"] * depth, **sizes)
+    config = AutoConfig.for_model(
+        kind, vocab_size=64, layer_types=["full_attention"] * depth, **sizes
+    )
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -192,7 +228,12 @@ def of_transformers(kind, depth):
     [
         ("mixtral", 1, RECIPE, 4 + 2 * 4),
         ("gpt_oss", 1, RECIPE, 4 + 2 * 4),
-        ("gpt_oss", 5, "primus-gpt-oss-experts", 2 * 4),  # of experts alone, in one block or four
+        (
+            "gpt_oss",
+            5,
+            "primus-gpt-oss-experts",
+            2 * 4,
+        ),  # of experts alone, in one block or four
         ("gpt_oss", 5, "humans-nvfp4-experts", 4 * 2 * 4),
     ],
 )

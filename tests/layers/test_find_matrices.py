@@ -67,7 +67,9 @@ def test_what_no_recipe_reaches_is_refused_by_name_unless_allowed(make, name, wh
     with pytest.raises(ValueError, match="does not reach") as caught:
         apply_recipe(model, FP4)
     assert all(words in str(caught.value) for words in (name, why, "allow="))
-    assert {key: type(module) for key, module in model.named_modules()} == before, "nothing changed"
+    assert {key: type(module) for key, module in model.named_modules()} == before, (
+        "nothing changed"
+    )
     state = apply_recipe(model, FP4, allow=["1*"])
     assert type(model[0]) is QuantLinear
     assert type(model[1]) is before["1"]
@@ -78,7 +80,8 @@ def test_what_no_recipe_reaches_is_refused_by_name_unless_allowed(make, name, wh
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    "make", [nn.utils.weight_norm, lambda linear: prune.l1_unstructured(linear, "weight", 0.5)]
+    "make",
+    [nn.utils.weight_norm, lambda linear: prune.l1_unstructured(linear, "weight", 0.5)],
 )
 def test_a_weight_that_a_hook_computes_is_the_one_that_is_quantised(make):
     def hooked():
@@ -93,11 +96,15 @@ def test_a_weight_that_a_hook_computes_is_the_one_that_is_quantised(make):
     y.square().sum().backward()
     other(X)  # its hooks compute the same weight
     plain = nn.Linear(64, 64)
-    plain.load_state_dict({"weight": other[2].weight.detach(), "bias": other[2].bias.detach()})
+    plain.load_state_dict(
+        {"weight": other[2].weight.detach(), "bias": other[2].bias.detach()}
+    )
     assert torch.equal(y, quantised(plain, torch.tanh(quantised(other[0]))))
     assert all(parameter.grad.any() for parameter in model.parameters())
     with torch.no_grad():
-        next(p for name, p in model.named_parameters() if name.startswith("2.weight")).mul_(2)
+        next(
+            p for name, p in model.named_parameters() if name.startswith("2.weight")
+        ).mul_(2)
         assert not torch.equal(model(X), y), "computed anew each time"
 
 
@@ -126,7 +133,9 @@ def test_one_layer_at_two_places_is_quantised_at_both():
     state = apply_recipe(model, FP4, skip="second.fc")  # known by all its names
     assert type(model.first) is nn.Linear
     assert "first (= second.fc)" in str(state.coverage)
-    assert state.coverage.share("wgrad") == pytest.approx(1 / 3), "two places, two products per token"
+    assert state.coverage.share("wgrad") == pytest.approx(1 / 3), (
+        "two places, two products per token"
+    )
 
 
 def test_the_root_may_itself_be_a_linear_layer():
@@ -141,7 +150,9 @@ IN_ATTENTION = ("*.in_proj_weight", "*.out_proj")
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unless_allowed(padded):
+def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unless_allowed(
+    padded,
+):
     layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2)
     with pytest.raises(ValueError, match="does not reach 4 matrices") as caught:
@@ -158,14 +169,17 @@ def test_torchs_fast_path_goes_through_the_recipe_and_attention_is_refused_unles
     assert list(dict.fromkeys(seen)) == list(quantised_layers(model)) == [
         "layers.0.linear1", "layers.0.linear2", "layers.1.linear1", "layers.1.linear2",
     ]  # fmt: skip
-    assert "torch's fast path in evaluation is off: it never calls the layers of layers.* (2)" in str(
-        state.coverage
+    assert (
+        "torch's fast path in evaluation is off: it never calls the layers of layers.* (2)"
+        in str(state.coverage)
     )
 
 
 def test_the_example_of_the_documents():
     model = nn.Module()
-    model.layers = nn.ModuleList(nn.TransformerEncoderLayer(256, 4, 1024) for _ in range(2))
+    model.layers = nn.ModuleList(
+        nn.TransformerEncoderLayer(256, 4, 1024) for _ in range(2)
+    )
     model.head = nn.Linear(256, 1000)
     state = apply_recipe(model, {"gemms": ["fprop", "wgrad"]}, allow=IN_ATTENTION)
     page = Path(__file__).parents[2] / "docs" / "numerics.md"
@@ -174,19 +188,28 @@ def test_the_example_of_the_documents():
 
 def bert():
     """Names like a head's within each block."""
-    blocks = [nn.ModuleDict({name: nn.Linear(64, 64) for name in ("output", "score")}) for _ in range(2)]
-    return nn.ModuleDict({"layer": nn.ModuleList(blocks), "classifier": nn.Linear(64, 8)})
+    blocks = [
+        nn.ModuleDict({name: nn.Linear(64, 64) for name in ("output", "score")})
+        for _ in range(2)
+    ]
+    return nn.ModuleDict(
+        {"layer": nn.ModuleList(blocks), "classifier": nn.Linear(64, 8)}
+    )
 
 
 def heads(model):
-    return [name for name, layer in quantised_layers(model).items() if layer.place.is_head]
+    return [
+        name for name, layer in quantised_layers(model).items() if layer.place.is_head
+    ]
 
 
 def test_the_head_is_what_the_model_says_or_a_name_outside_of_the_blocks():
     model = bert()
     state = apply_recipe(model, FP4)
     assert heads(model) == ["classifier"]
-    assert state.coverage.uncovered == {"classifier": "the head keeps high precision unless a rule names it"}
+    assert state.coverage.uncovered == {
+        "classifier": "the head keeps high precision unless a rule names it"
+    }
     model = bert()
     model.classifier = nn.Linear(64, 32)  # no head then, and in FP4
     model.get_output_embeddings = lambda: model.layer[1]["score"]
@@ -208,10 +231,18 @@ def test_hooks_buffers_and_attributes_stay():
     linear.note = "mine"
     linear.requires_grad_(False).eval()
     apply_recipe(nn.Sequential(linear), FP4)
-    attributes = (type(linear), linear.note, linear.training, linear.weight.requires_grad)
+    attributes = (
+        type(linear),
+        linear.note,
+        linear.training,
+        linear.weight.requires_grad,
+    )
     assert attributes == (QuantLinear, "mine", False, False)
     linear(X.clone().requires_grad_()).sum().backward()
-    assert (seen, list(linear.state_dict())) == (["forward", "backward"], ["weight", "bias", "scale"])
+    assert (seen, list(linear.state_dict())) == (
+        ["forward", "backward"],
+        ["weight", "bias", "scale"],
+    )
 
 
 class Past(nn.Module):
@@ -229,7 +260,9 @@ class Sharing(nn.Sequential):
     """Has a second layer of a weight that ran, and one whose weight a hook computes."""
 
     def __init__(self):
-        super().__init__(nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", 0.5))
+        super().__init__(
+            nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", 0.5)
+        )
         self.twin = nn.Linear(64, 64)
         self.twin.weight = self[0].weight
 
@@ -247,4 +280,6 @@ def test_a_weight_that_is_read_past_its_layer_is_told_once():
             for _ in range(2):
                 model(X).square().mean().backward()
                 state.advance()
-        assert [str(one.message)[:35] for one in caught] == ["second got a gradient and never ran"] * count
+        assert [str(one.message)[:35] for one in caught] == [
+            "second got a gradient and never ran"
+        ] * count

@@ -50,17 +50,24 @@ SPECS = {
     },
 }  # fmt: skip
 RECIPES = {
-    **{name: dataclasses.replace(preset.recipe, rules=(), phases=()) for name, preset in PRESETS.items()},
+    **{
+        name: dataclasses.replace(preset.recipe, rules=(), phases=())
+        for name, preset in PRESETS.items()
+    },
     **{name: resolve(RecipeSpec(**spec)) for name, spec in SPECS.items()},
 }
 
 
 def made(name, backend="emulated", **position):
     generator = torch.Generator().manual_seed(1)
-    state = RecipeState(recipe=RECIPES[name], backend=Selection(backend), seed=3, **position)
+    state = RecipeState(
+        recipe=RECIPES[name], backend=Selection(backend), seed=3, **position
+    )
     linear = torch.nn.Linear(256, 384, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(torch.randn(384, 256, generator=generator))
-    return QuantLinear.take_over(linear, name=NAME, state=state, place=places([NAME])[NAME])
+    return QuantLinear.take_over(
+        linear, name=NAME, state=state, place=places([NAME])[NAME]
+    )
 
 
 def data(rows):
@@ -81,7 +88,9 @@ def passed(layer, x, dy):
 def by_the_book(layer, x, dy):
     """Each operand quantised along its own contraction, products and descaling in float64."""
     w = layer.weight.detach().to(torch.bfloat16)
-    policies = {(gemm, name): policy for gemm, name, policy in layer.recipe_at(0).operands()}
+    policies = {
+        (gemm, name): policy for gemm, name, policy in layer.recipe_at(0).operands()
+    }
     axes = {("fprop", "x"): 1, ("fprop", "w"): 1, ("dgrad", "dy"): 1, ("dgrad", "w"): 0}
     axes |= {("wgrad", "dy"): 0, ("wgrad", "x"): 0}
 
@@ -90,8 +99,12 @@ def by_the_book(layer, x, dy):
 
     def rounded(gemm, name, tensor):
         policy = policies[gemm, name]
-        amax = ELEMENTS[policy.format].max if policy.scale == "delayed" else None  # a scale of 1, the first
-        return round_operand(tensor, policy, axis=axes[gemm, name], key=key(gemm, name), amax=amax)
+        amax = (
+            ELEMENTS[policy.format].max if policy.scale == "delayed" else None
+        )  # a scale of 1, the first
+        return round_operand(
+            tensor, policy, axis=axes[gemm, name], key=key(gemm, name), amax=amax
+        )
 
     def value(gemm, name, tensor):
         source = policies[gemm, name].source
@@ -106,9 +119,14 @@ def by_the_book(layer, x, dy):
         grad = grad if mask is None else grad * mask
         if policies[gemm, name].source == "high_precision":
             return grad
-        return unrotate(grad.float(), policies["fprop", name], key("fprop", name)).double()
+        return unrotate(
+            grad.float(), policies["fprop", name], key("fprop", name)
+        ).double()
 
-    masks = {name: rounded("fprop", name, tensor).mask for name, tensor in (("x", x), ("w", w))}
+    masks = {
+        name: rounded("fprop", name, tensor).mask
+        for name, tensor in (("x", x), ("w", w))
+    }
     y = value("fprop", "x", x) @ value("fprop", "w", w).T
     dx = value("dgrad", "dy", dy) @ value("dgrad", "w", w)
     dw = value("wgrad", "dy", dy).T @ value("wgrad", "x", x)
@@ -119,10 +137,14 @@ def by_the_book(layer, x, dy):
 @pytest.mark.parametrize("name", RECIPES)
 def test_three_gemms_by_the_book(name, backend):
     layer, (x, dy) = made(name, backend, step=11, call=2), data(256)
-    outputs = passed(layer, x.t().contiguous().t()[None], dy[None])  # not contiguous, three dimensions
+    outputs = passed(
+        layer, x.t().contiguous().t()[None], dy[None]
+    )  # not contiguous, three dimensions
     w = layer.weight.detach().double()
     exact = (x.double() @ w.T, dy.double() @ w, dy.double().T @ x.double())
-    for gemm, output, book, reference in zip(GEMMS, outputs, by_the_book(layer, x, dy), exact, strict=True):
+    for gemm, output, book, reference in zip(
+        GEMMS, outputs, by_the_book(layer, x, dy), exact, strict=True
+    ):
         rotated_back = layer.recipe_at(0).gemm(gemm).right.source != "high_precision"
         # Where a gradient is rotated back, it was rounded to bf16 before.
         atol = (2**-7 if rotated_back else 1e-5) * book.abs().max()
@@ -130,7 +152,9 @@ def test_three_gemms_by_the_book(name, backend):
         assert torch.allclose(product, book, rtol=2**-8, atol=atol), gemm
         # A rotation on one operand alone, a wrong axis or a forgotten factor would give errors near one.
         assert (product - reference).norm() < 0.45 * reference.norm(), gemm
-        low = 0.80 if name.startswith(("rocm", "quartet")) else 0.93  # truncates; QuEST clips
+        low = (
+            0.80 if name.startswith(("rocm", "quartet")) else 0.93
+        )  # truncates; QuEST clips
         assert low < (product * reference).sum() / reference.square().sum() < 1.03, gemm
 
 
@@ -151,7 +175,10 @@ def test_tokens_that_blocks_do_not_divide_are_filled_up_with_zeros(name, backend
         assert not dx[rows:].any()
         layer.forget_amax()
         assert_same(passed(layer, x, dy), (y[:rows], dx[:rows], dw))
-    assert [token_group(RECIPES[name]) for name in ("dgrad alone", "wgrad alone")] == [1, 32]
+    assert [token_group(RECIPES[name]) for name in ("dgrad alone", "wgrad alone")] == [
+        1,
+        32,
+    ]
     y, dx, dw = passed(layer, *data(0))
     assert (y.shape, dx.shape) == ((0, 384), (0, 256))
     assert not dw.any()
@@ -160,21 +187,45 @@ def test_tokens_that_blocks_do_not_divide_are_filled_up_with_zeros(name, backend
 @pytest.mark.parametrize(
     ("sizes", "recipe", "said"),
     [
-        ((48, 64), {"gemms": ["fprop"]}, "in-features 48 .* multiple of 32, as Fprop needs it"),
-        ((64, 48), {"gemms": ["dgrad"]}, "out-features 48 .* multiple of 32, as Dgrad needs it"),
-        ((64, 96), "deepseek-v3-fp8", "in-features 64 .* multiple of 128, as Fprop needs it"),
-        ((64, 48), {"gemms": ["fprop"], "fprop": {"w": {"block": "32x32"}}}, "out-features 48 of layer 0"),
-        ((48, 64), {"phases": [{"from_tokens": 9, "recipe": "mxfp4"}]}, "in-features 48 of layer 0"),
+        (
+            (48, 64),
+            {"gemms": ["fprop"]},
+            "in-features 48 .* multiple of 32, as Fprop needs it",
+        ),
+        (
+            (64, 48),
+            {"gemms": ["dgrad"]},
+            "out-features 48 .* multiple of 32, as Dgrad needs it",
+        ),
+        (
+            (64, 96),
+            "deepseek-v3-fp8",
+            "in-features 64 .* multiple of 128, as Fprop needs it",
+        ),
+        (
+            (64, 48),
+            {"gemms": ["fprop"], "fprop": {"w": {"block": "32x32"}}},
+            "out-features 48 of layer 0",
+        ),
+        (
+            (48, 64),
+            {"phases": [{"from_tokens": 9, "recipe": "mxfp4"}]},
+            "in-features 48 of layer 0",
+        ),
     ],
 )
-def test_features_that_do_not_fit_are_refused_when_the_layer_is_made(sizes, recipe, said):
+def test_features_that_do_not_fit_are_refused_when_the_layer_is_made(
+    sizes, recipe, said
+):
     model = torch.nn.Sequential(torch.nn.Linear(*sizes))
     with pytest.raises(ValueError, match=said):
         apply_recipe(model, recipe)
     apply_recipe(model, {"gemms": ["wgrad"]})
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3-fp8", "quartet"])  # products in fp32, and in bf16
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3-fp8", "quartet"]
+)  # products in fp32, and in bf16
 def test_autocast_changes_no_bit(name):
     layer, (x, dy) = made(name), data(128)
     expected = passed(layer, x, dy)
@@ -203,8 +254,12 @@ def test_backward_uses_the_streams_of_its_own_forward():
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap])
 def test_a_transform_of_functions_is_refused_by_name(transform):
     layer, (x, _) = made("none"), data(32)
-    with pytest.raises(RuntimeError, match=r"layer blocks.0.ffn.down .* use torch.autograd.grad"):
-        transform(lambda v: layer(v).float().sum())(x[None] if transform is torch.vmap else x)
+    with pytest.raises(
+        RuntimeError, match=r"layer blocks.0.ffn.down .* use torch.autograd.grad"
+    ):
+        transform(lambda v: layer(v).float().sum())(
+            x[None] if transform is torch.vmap else x
+        )
     with pytest.raises(RuntimeError, match=r"torch.func .* use torch.autograd.grad"):
         torch.func.jvp(layer, (x,), (x,))
 
@@ -213,7 +268,10 @@ def test_a_transform_of_functions_is_refused_by_name(transform):
     ("x", "said"),
     [
         (torch.ones(32, 256, dtype=torch.int64), r".* got int64 \[32, 256\]"),
-        (torch.ones(2, 32, 48), r"expected x \[…, 256\] of floating point, got float32 \[2, 32, 48\]"),
+        (
+            torch.ones(2, 32, 48),
+            r"expected x \[…, 256\] of floating point, got float32 \[2, 32, 48\]",
+        ),
         (torch.tensor(1.0), r".* got float32 \[\]"),
     ],
     ids=["whole numbers", "width", "scalar"],
@@ -229,7 +287,9 @@ def test_what_a_backward_pass_quantises(name, frozen):
     layer, (x, dy) = made(name), data(64)
     layer.weight.requires_grad_(not frozen)
     y, seen = layer(x.requires_grad_()), []
-    layer.state.watch = lambda _layer, gemm, operand, _done: seen.append(f"{gemm} {operand}")
+    layer.state.watch = lambda _layer, gemm, operand, _done: seen.append(
+        f"{gemm} {operand}"
+    )
     y.backward(dy)
     of_both = ["dgrad dy", "dgrad w", "fprop w", "fprop x", "wgrad dy", "wgrad x"]
     assert sorted(seen) == (of_both[:2] if frozen else of_both)

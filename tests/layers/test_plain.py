@@ -16,7 +16,9 @@ from ablate.recipes import LayerRecipe, read_recipe
 from tests.tensors import assert_same
 
 HIGH_THEN_LOW = {"phases": [{"from_tokens": 99, "recipe": "mxfp4"}]}
-X = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+X = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1)).to(
+    torch.bfloat16
+)
 
 
 class Seen(TorchDispatchMode):
@@ -33,7 +35,9 @@ class Seen(TorchDispatchMode):
 
 def made(recipe=None, *, bias=True, **options):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96, bias=bias), nn.ReLU(), nn.Linear(96, 32, bias=bias))
+    model = nn.Sequential(
+        nn.Linear(64, 96, bias=bias), nn.ReLU(), nn.Linear(96, 32, bias=bias)
+    )
     return model, apply_recipe(model, recipe or {}, seed=3, **options)
 
 
@@ -45,7 +49,9 @@ def passed(model, x=X):
         y = model(x)
         y.float().square().mean().backward()
     gradients = [x.grad, *(parameter.grad for parameter in model.parameters())]
-    return [y.detach(), *gradients], any(name.startswith("ablate::") for name in seen.names)
+    return [y.detach(), *gradients], any(
+        name.startswith("ablate::") for name in seen.names
+    )
 
 
 @pytest.fixture
@@ -59,7 +65,9 @@ def on_a_cpu(monkeypatch):
     [("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "reference", False)],
 )
 def test_it_is_plain_torch_on_a_gpu_alone(monkeypatch, device, backend, plain):
-    monkeypatch.setattr(select, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up"))
+    monkeypatch.setattr(
+        select, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up")
+    )
     with FakeTensorMode():
         model = nn.Sequential(nn.Linear(64, 32, device=device))
         apply_recipe(model, {}, backend=backend)
@@ -115,7 +123,9 @@ def test_it_counts_as_a_layer_that_ran_and_as_the_start_of_training():
 @pytest.mark.usefixtures("on_a_cpu")
 def test_no_copy_of_a_weight_waits_for_the_backward_pass():
     model, saved = made()[0], []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (saved.append(t), t)[1], lambda t: t
+    ):
         model(X[:, :8].clone().requires_grad_())
     weights = [tensor for tensor in saved if tensor.numel() in (64 * 96, 96 * 32)]
     assert list(map(id, weights)) == [id(model[0].weight), id(model[2].weight)]
@@ -141,7 +151,9 @@ def checkpointed(model):
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize(("recipe", "operators"), [({}, 0), (HIGH_THEN_LOW, 2)], ids=["never", "later"])
+@pytest.mark.parametrize(
+    ("recipe", "operators"), [({}, 0), (HIGH_THEN_LOW, 2)], ids=["never", "later"]
+)
 def test_a_compiled_graph_is_plain_where_no_phase_ever_quantises(recipe, operators):
     torch._dynamo.reset()
     graphs = []

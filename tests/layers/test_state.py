@@ -15,7 +15,10 @@ from tests.tensors import assert_same
 
 SR = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht", "signs": "call"}
 RESET = {"gemms": ["fprop"], "deoscillate": {"window": 4, "threshold": 1.5}}
-X = [torch.randn(64, 64, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16) for i in range(3)]
+X = [
+    torch.randn(64, 64, generator=torch.Generator().manual_seed(i)).to(torch.bfloat16)
+    for i in range(3)
+]
 
 
 class Once(nn.Sequential):
@@ -52,31 +55,42 @@ def passed(model, x=X[0]):
     return [y.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("seed", [np.int64(3), torch.tensor(3), 3.0, "3", None, True], ids=repr)
+@pytest.mark.parametrize(
+    "seed", [np.int64(3), torch.tensor(3), 3.0, "3", None, True], ids=repr
+)
 def test_a_seed_is_a_whole_number_of_any_type(seed):
     if isinstance(seed, np.int64 | torch.Tensor):
         model, state = made(seed=seed)
         assert_same(passed(model), passed(made()[0]))
         assert type(state.seed) is int
     else:
-        with pytest.raises(ValueError, match=r"seed .* is no whole number \(expected an int, as seed=3\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"seed .* is no whole number \(expected an int, as seed=3\)",
+        ):
             made(seed=seed)
 
 
-@pytest.mark.parametrize("recipe", ["te-hybrid-fp8-delayed", "tetrajet", "quartet2", RESET, SR], ids=str)
+@pytest.mark.parametrize(
+    "recipe", ["te-hybrid-fp8-delayed", "tetrajet", "quartet2", RESET, SR], ids=str
+)
 @pytest.mark.parametrize("advances", [True, False])
 def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
     def train(parts, steps):
         (model, state, optimizer), rows = parts, []
         for step in steps:
             for micro in range(2):  # gradients of two micro-batches
-                x = torch.randn(64, 64, generator=torch.Generator().manual_seed(10 * step + micro))
+                x = torch.randn(
+                    64, 64, generator=torch.Generator().manual_seed(10 * step + micro)
+                )
                 model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if advances:
                 state.advance(np.int64(128))
-            rows.append(model.eval()(X[0]).detach())  # which draws too, where Fprop does
+            rows.append(
+                model.eval()(X[0]).detach()
+            )  # which draws too, where Fprop does
             model.train()
         return rows
 
@@ -94,7 +108,9 @@ def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
     assert_same([*first, *train(resumed, range(3, 6))], rows)
     resumed_state, expected = resumed[1].state_dict(), whole[1].state_dict()
     for name, sums in expected.pop("deoscillation", {}).items():
-        assert torch.equal(torch.as_tensor(resumed_state["deoscillation"][name]), torch.as_tensor(sums))
+        assert torch.equal(
+            torch.as_tensor(resumed_state["deoscillation"][name]), torch.as_tensor(sums)
+        )
     assert resumed_state | expected == resumed_state
 
 
@@ -102,11 +118,15 @@ def test_a_state_of_another_seed_or_no_state_is_refused():
     _, state = made()
     with pytest.raises(ValueError, match="saved with seed 4, but this one has 3"):
         state.load_state_dict(made(seed=4)[1].state_dict())
-    with pytest.raises(ValueError, match="expected a state with seed, step, tokens, calls, got weight"):
+    with pytest.raises(
+        ValueError, match="expected a state with seed, step, tokens, calls, got weight"
+    ):
         state.load_state_dict({"weight": 1})
     _, state = made(RESET)
     state.advance()
-    with pytest.raises(ValueError, match=r"of other weights: 0\.moved is in one of them alone"):
+    with pytest.raises(
+        ValueError, match=r"of other weights: 0\.moved is in one of them alone"
+    ):
         state.deoscillation.load_state_dict({"steps": 1, "0.x": X[0]})
 
 
@@ -125,7 +145,11 @@ def test_replicas_share_the_draws_that_one_pass_over_all_data_makes_once(recipe)
         seen.append(drawn)
     alone, *replicas = seen
     policies = {(gemm, name): policy for gemm, name, policy in state.recipe.operands()}
-    own = {operand for operand, one in policies.items() if one.rounding != "nearest" and operand[1] != "w"}
+    own = {
+        operand
+        for operand, one in policies.items()
+        if one.rounding != "nearest" and operand[1] != "w"
+    }
     assert ("wgrad", "dy") in own
     for operand in alone:
         assert torch.equal(alone[operand], replicas[0][operand])
@@ -166,7 +190,9 @@ def test_each_use_of_a_layer_is_recomputed_with_its_own_noise(name, order):
         inputs = [x.clone().requires_grad_() for x in X]
         losses = [way(model, x).square().mean() for x in inputs]
         state.advance()  # the trainer has moved on
-        for loss in [sum(losses)] if order is None else [losses[index] for index in order]:
+        for loss in (
+            [sum(losses)] if order is None else [losses[index] for index in order]
+        ):
             loss.backward()
         return [p.grad for p in model.parameters()] + [x.grad for x in inputs]
 
@@ -192,10 +218,14 @@ UNTOLD = {
 
 
 def compiled(function, x):
-    return torch.compile(partial(UNTOLD["untold"], function), fullgraph=True, backend="aot_eager")(x)
+    return torch.compile(
+        partial(UNTOLD["untold"], function), fullgraph=True, backend="aot_eager"
+    )(x)
 
 
-@pytest.mark.parametrize("way", [*UNTOLD.values(), compiled, TOLD], ids=[*UNTOLD, "compiled", "told"])
+@pytest.mark.parametrize(
+    "way", [*UNTOLD.values(), compiled, TOLD], ids=[*UNTOLD, "compiled", "told"]
+)
 def test_step_by_step_the_only_open_pass_is_repeated_and_new_ones_draw_anew(way):
     torch._dynamo.reset()
 
@@ -218,5 +248,8 @@ def test_step_by_step_the_only_open_pass_is_repeated_and_new_ones_draw_anew(way)
 def test_one_of_several_open_passes_is_refused_where_nothing_tells(name, kind, passes):
     model, _ = made(kind=kind)
     losses = [UNTOLD[name](model, x.clone().requires_grad_()).sum() for x in X[:passes]]
-    with pytest.raises(RuntimeError, match=r"recomputes one of 2 forward .* context_fn=ablate.numerics.reco"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"recomputes one of 2 forward .* context_fn=ablate.numerics.reco",
+    ):
         losses[0].backward()

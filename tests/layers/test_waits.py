@@ -29,8 +29,14 @@ from tests.tensors import assert_same
 
 ALL = ["fprop", "dgrad", "wgrad"]
 RECIPES = {
-    **{name: dataclasses.replace(preset.recipe, rules=(), phases=()) for name, preset in PRESETS.items()},
-    **{name: resolve(RecipeSpec(gemms=ALL, stabiliser=name)) for name in ("none", "sr", "dht", "sr+rht")},
+    **{
+        name: dataclasses.replace(preset.recipe, rules=(), phases=())
+        for name, preset in PRESETS.items()
+    },
+    **{
+        name: resolve(RecipeSpec(gemms=ALL, stabiliser=name))
+        for name in ("none", "sr", "dht", "sr+rht")
+    },
     "bf16": resolve(RecipeSpec()),
     "fp8 delayed": resolve(RecipeSpec(rest="fp8-delayed")),
 }
@@ -51,9 +57,15 @@ class FromTheCpu(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
         out = func(*args, **kwargs or {})
-        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, torch.Tensor)]
+        tensors = [
+            one
+            for one in tree_leaves((args, kwargs, out))
+            if isinstance(one, torch.Tensor)
+        ]
         devices = {one.device.type for one in tensors}
-        are_small = all(one.numel() <= 3 for one in tensors)  # the position, and constants of a policy
+        are_small = all(
+            one.numel() <= 3 for one in tensors
+        )  # the position, and constants of a policy
         reads = func is torch.ops.aten._local_scalar_dense.default and "cuda" in devices
         if reads or ("cpu" in devices and not (are_small and devices == {"cpu"})):
             self.found.append(func.name())
@@ -63,7 +75,11 @@ class FromTheCpu(TorchDispatchMode):
 @pytest.fixture
 def gpu(monkeypatch):
     for module in (select, launch):
-        monkeypatch.setattr(module, "device_of", lambda _: Device(kind="cuda", arch="sm_90", name="made up"))
+        monkeypatch.setattr(
+            module,
+            "device_of",
+            lambda _: Device(kind="cuda", arch="sm_90", name="made up"),
+        )
     monkeypatch.setattr(launch, "on_device", lambda _: nullcontext())
     monkeypatch.setattr(triton.JITFunction, "run", lambda *_given, **_named: None)
 
@@ -73,7 +89,9 @@ def gpu(monkeypatch):
     "name",
     [
         pytest.param(
-            name, marks=[pytest.mark.xfail(strict=True, reason="it waits")] * (name in BY_PLAIN_TORCH)
+            name,
+            marks=[pytest.mark.xfail(strict=True, reason="it waits")]
+            * (name in BY_PLAIN_TORCH),
         )
         for name in RECIPES
     ],
@@ -84,12 +102,18 @@ def test_nothing_of_a_layers_pass_comes_from_the_cpu(name):
         state = apply_recipe(model, RECIPES[name], backend="emulated")
         layer, seen = model[0], FromTheCpu()
         state.step, state.call = 5, 0
-        x, dy = (torch.ones(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        x, dy = (
+            torch.ones(256, 256, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+        )
         with seen, torch.no_grad():
             y, position = linear._fprop._init_fn(x, layer.weight, layer.site)
             assert (position.device.type, position.shape) == ("cpu", (3,))
-            position = SimpleNamespace(tolist=lambda: [5, 0, 0])  # what is without values tells none
-            dx, dw = linear._gradients._init_fn(dy, x, layer.weight, position, layer.site, True, True)
+            position = SimpleNamespace(
+                tolist=lambda: [5, 0, 0]
+            )  # what is without values tells none
+            dx, dw = linear._gradients._init_fn(
+                dy, x, layer.weight, position, layer.site, True, True
+            )
     assert [tensor.device.type for tensor in (y, dx, dw)] == ["cuda"] * 3
     assert seen.found == []
 
@@ -104,7 +128,9 @@ def test_step_and_call_on_a_device_are_those_of_each_draw(monkeypatch, recipe):
     quantize, draws = EmulatedBackend.quantize, []
 
     def note(self, x, draw, *, axis):
-        draws.append((draw.key, None if draw.position is None else draw.position.tolist()))
+        draws.append(
+            (draw.key, None if draw.position is None else draw.position.tolist())
+        )
         return quantize(self, x, draw, axis=axis)
 
     def gradients():
@@ -114,7 +140,9 @@ def test_step_and_call_on_a_device_are_those_of_each_draw(monkeypatch, recipe):
         for step in range(4):
             x = torch.randn(64, 64, generator=torch.Generator().manual_seed(step))
             first, second = model(x), model(2 * x)
-            state.advance(64)  # the backward pass draws at the positions of its own forward pass
+            state.advance(
+                64
+            )  # the backward pass draws at the positions of its own forward pass
             second.square().mean().backward()
             first.square().mean().backward()
             found += [parameter.grad.clone() for parameter in model.parameters()]

@@ -42,7 +42,8 @@ def one_thread_that_multiplies_bf16(monkeypatch):
 
 
 in_bf16 = pytest.mark.skipif(
-    not multiplies_bf16(), reason="this CPU takes products in fp32, and the model does not count those copies"
+    not multiplies_bf16(),
+    reason="this CPU takes products in fp32, and the model does not count those copies",
 )
 
 
@@ -50,7 +51,9 @@ in_bf16 = pytest.mark.skipif(
 @pytest.mark.parametrize("name", rest_exhaustive(benchmark.CASES, USUAL.__contains__))
 def test_rather_above_the_measured_peak_and_by_a_tenth_at_most(name):
     case = benchmark.CASES[name]
-    assert 0.97 < case.modelled().total() / benchmark.measured_bytes(case.config()) < 1.1
+    assert (
+        0.97 < case.modelled().total() / benchmark.measured_bytes(case.config()) < 1.1
+    )
 
 
 BF16 = Recipe()
@@ -60,9 +63,18 @@ PARAMETERS = model_size(LLAMA_8B, vocab_size=128_256, seq_len=8192).parameters
 ALONE = ResourcesConfig(gpus=1)
 
 
-def memory(recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", vocab_size=128_256):
-    parts = {"model": LLAMA_8B, "vocab_size": vocab_size, "training": training, "recipe": recipe}
-    return step_memory(replace(SOME_RUN, **parts), resources, hardware and PEAKS[hardware])
+def memory(
+    recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", vocab_size=128_256
+):
+    parts = {
+        "model": LLAMA_8B,
+        "vocab_size": vocab_size,
+        "training": training,
+        "recipe": recipe,
+    }
+    return step_memory(
+        replace(SOME_RUN, **parts), resources, hardware and PEAKS[hardware]
+    )
 
 
 def test_what_is_held_all_along_is_shared_among_the_devices():
@@ -71,9 +83,14 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
     assert min(alone["weights"], alone["gradients"]) >= 4 * PARAMETERS
     assert shared["optimizer"] == PARAMETERS
     outside, block = 2 * 128_256 * 4096 + 4096, 218_112_000
-    assert shared["weights"] == PARAMETERS // 2 + 4 * outside  # at the loss: no block is gathered there
+    assert (
+        shared["weights"] == PARAMETERS // 2 + 4 * outside
+    )  # at the loss: no block is gathered there
     outside = 2 * 256 * 4096 + 4096
-    assert memory(vocab_size=256)["weights"] == (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
+    assert (
+        memory(vocab_size=256)["weights"]
+        == (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
+    )
     assert shared["activations"] == alone["activations"]
     narrow = memory(training=replace(LONG, master_weights="bf16"))
     assert narrow["optimizer"] == PARAMETERS // 2
@@ -82,22 +99,37 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
 
 def test_de_oscillation_holds_four_values_of_each_weight_that_it_follows():
     in_blocks = 32 * 218_103_808  # without the norms; the head is in high precision
-    asked = resolve(RecipeSpec(gemms=["fprop"], layers=[{"last": 1, "recipe": "bf16"}], deoscillate={}))
-    assert memory(asked, resources=ALONE)["optimizer"] == 8 * PARAMETERS + 16 * in_blocks * 31 // 32
+    asked = resolve(
+        RecipeSpec(
+            gemms=["fprop"], layers=[{"last": 1, "recipe": "bf16"}], deoscillate={}
+        )
+    )
+    assert (
+        memory(asked, resources=ALONE)["optimizer"]
+        == 8 * PARAMETERS + 16 * in_blocks * 31 // 32
+    )
 
 
 def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():
     once = memory()
     longer = replace(LONG, seq_len=2 * LONG.seq_len)
-    assert memory(training=longer)["activations"] == pytest.approx(2 * once["activations"], rel=0.01)
-    assert memory(hardware=None)["activations"] > 32 * 2 * 32 * 8192**2  # of each block, of each head
+    assert memory(training=longer)["activations"] == pytest.approx(
+        2 * once["activations"], rel=0.01
+    )
+    assert (
+        memory(hardware=None)["activations"] > 32 * 2 * 32 * 8192**2
+    )  # of each block, of each head
     twice = memory(resources=replace(EIGHT, activation_checkpointing=True))
     assert 32 * 2 * 8192 * 4096 < twice["activations"] < once["activations"] / 3
 
 
 def test_packed_copies_are_smaller_than_emulated_ones():
-    packed, emulated = (memory(FDW, hardware=name, vocab_size=256) for name in ("MI355X", "H100"))
-    elements = 2 * 14_336 * (8192 + 4096)  # Dgrad of the widest layer, gate and up: dy and w
+    packed, emulated = (
+        memory(FDW, hardware=name, vocab_size=256) for name in ("MI355X", "H100")
+    )
+    elements = (
+        2 * 14_336 * (8192 + 4096)
+    )  # Dgrad of the widest layer, gate and up: dy and w
     assert emulated["quantised"] == elements * 2
     assert packed.total() < emulated.total()
     assert memory(vocab_size=256)["quantised"] == 0

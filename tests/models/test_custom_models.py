@@ -128,7 +128,12 @@ idle = of(lambda y: y, idle=nn.Linear(64, 64))
 frozen = of(lambda y: y, frozen=nn.Linear(64, 64).requires_grad_(False))
 """
 ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "dht"}
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 CONFIGS = {
     "llama": SMALL,
     "qwen3": SMALL | {"num_key_value_heads": 2, "head_dim": 32},
@@ -143,7 +148,12 @@ def hf(tmp_path):
     def make(kind, **changes):
         folder = tmp_path / kind
         folder.mkdir(exist_ok=True)
-        content = {"model_type": kind, "vocab_size": 64, **CONFIGS.get(kind, SMALL), **changes}
+        content = {
+            "model_type": kind,
+            "vocab_size": 64,
+            **CONFIGS.get(kind, SMALL),
+            **changes,
+        }
         (folder / "config.json").write_text(json.dumps(content))
         return str(folder)
 
@@ -163,16 +173,24 @@ def config(make_config, function):
     def make(model, recipe=ALL, *, options=None, **settings):
         model = model if isinstance(model, dict) else {"function": function(model)}
         made = make_config(recipe, **settings)
-        return dataclasses.replace(made, model=ModelConfig(**model, options=options or {}))
+        return dataclasses.replace(
+            made, model=ModelConfig(**model, options=options or {})
+        )
 
     return make
 
 
 @pytest.mark.parametrize("kind", rest_exhaustive(CONFIGS, lambda kind: kind == "qwen3"))
-def test_a_hugging_face_configuration_trains_with_its_layers_quantised(config, tokens, hf, kind):
+def test_a_hugging_face_configuration_trains_with_its_layers_quantised(
+    config, tokens, hf, kind
+):
     run = config({"hf": hf(kind)}, tokens=8192, eval_every_tokens=2048)
     module = assemble(run, "cpu").module
-    layers = [type(part) for part in module.modules() if isinstance(part, torch.nn.Linear | QuantLinear)]
+    layers = [
+        type(part)
+        for part in module.modules()
+        if isinstance(part, torch.nn.Linear | QuantLinear)
+    ]
     assert layers == [QuantLinear] * dry_run(run).linear_layers
     assert len(layers) == 2 * {"gpt2": 4}.get(kind, 7) + 1
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
@@ -183,12 +201,18 @@ def test_a_hugging_face_configuration_trains_with_its_layers_quantised(config, t
     again = curve(run, tokens, should_stop=after(5))[1]
     assert again == rows[: len(again)]  # dropout and all
     assert losses(again) == losses(rows)[:1]
-    assert losses(curve(dataclasses.replace(run, seed=1), tokens, should_stop=after(5))[1]) != losses(again)
+    assert losses(
+        curve(dataclasses.replace(run, seed=1), tokens, should_stop=after(5))[1]
+    ) != losses(again)
 
 
-def test_a_checkpoint_gives_its_weights_and_trains_with_dropout_from_its_first_step(config, hf, tmp_path):
+def test_a_checkpoint_gives_its_weights_and_trains_with_dropout_from_its_first_step(
+    config, hf, tmp_path
+):
     transformers = pytest.importorskip("transformers")
-    own = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(hf("gpt2")))
+    own = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(hf("gpt2"))
+    )
     own.save_pretrained(tmp_path / "saved")
     trained = {"hf": str(tmp_path / "saved"), "pretrained": True}
     module = assemble(config(trained), "cpu").module
@@ -203,7 +227,9 @@ def test_a_checkpoint_gives_its_weights_and_trains_with_dropout_from_its_first_s
 def test_weights_in_bf16_leave_the_rotary_frequencies_alone(config, hf):
     module = assemble(config({"hf": hf("llama")}, master_weights="bf16"), "cpu").module
     assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
-    assert {one.dtype for one in module.buffers() if one.is_floating_point()} == {torch.float32}
+    assert {one.dtype for one in module.buffers() if one.is_floating_point()} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize(
@@ -216,28 +242,43 @@ def test_weights_in_bf16_leave_the_rotary_frequencies_alone(config, hf):
         ("bert", {}, {}, r"^model.hf .*depends on later ones \(an encoder needs"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_does_not_fit_is_one_line(hf, kind, changes, options, message):
+def test_a_configuration_that_does_not_fit_is_one_line(
+    hf, kind, changes, options, message
+):
     folder = hf(kind, **changes)
-    Path(folder, "own.py").write_text("raise SystemExit")  # code that comes with a model is never run
+    Path(folder, "own.py").write_text(
+        "raise SystemExit"
+    )  # code that comes with a model is never run
     with pytest.raises(UserError, match=message) as caught:
         build(ModelConfig(hf=folder, options=options), vocab_size=64, seq_len=32)
     assert "\n" not in str(caught.value)
 
 
-def test_options_change_a_configuration_and_one_line_says_how_to_get_transformers(hf, monkeypatch):
-    build(ModelConfig(hf=hf("bert"), options={"is_decoder": True}), vocab_size=64, seq_len=32)
+def test_options_change_a_configuration_and_one_line_says_how_to_get_transformers(
+    hf, monkeypatch
+):
+    build(
+        ModelConfig(hf=hf("bert"), options={"is_decoder": True}),
+        vocab_size=64,
+        seq_len=32,
+    )
     model = ModelConfig(hf=hf("llama"), options={"num_hidden_layers": 1})
     outlined = outline(model, vocab_size=64, seq_len=32)
     assert len(outlined.layers) == 8
     linear = sum(layer.inputs * layer.outputs for layer in outlined.layers)
     assert outlined.size.flops_per_token == 6 * linear + 6 * 64 * 32
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"needs a package that is not installed: transformers \(pip install"):
+    with pytest.raises(
+        UserError,
+        match=r"needs a package that is not installed: transformers \(pip install",
+    ):
         outline(model, vocab_size=64, seq_len=32)
 
 
 def test_a_users_loss_is_the_one_that_is_trained_and_evaluated(config, tokens):
-    plain, own = (losses(curve(config(name), tokens)[1]) for name in ("build", "with_loss"))
+    plain, own = (
+        losses(curve(config(name), tokens)[1]) for name in ("build", "with_loss")
+    )
     assert own == pytest.approx(plain, rel=1e-6)
     assert plain[-1] < plain[0] - 0.3
 
@@ -265,29 +306,47 @@ def test_the_outline_names_layers_parameters_and_what_no_recipe_reaches(function
     assert outlined.size.parameters == 2 * 96 * 64 + 2 * (64 * 64 + 64)
     assert all(matrix.out_of_reach is None for matrix in outlined.matrices)
     assert [one.name for one in of("lazy").matrices if one.out_of_reach] == ["layers.0"]
-    for name, message in (("no_linear", "no linear layer"), ("applied", "layers.0 follows a recipe already")):
+    for name, message in (
+        ("no_linear", "no linear layer"),
+        ("applied", "layers.0 follows a recipe already"),
+    ):
         with pytest.raises(UserError, match=message):
             of(name)
-    content = SMALL | {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    content = SMALL | {
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
     mixture, other = (of("", hf=hf(kind, **content)) for kind in ("mixtral", "gpt_oss"))
     reasons = {one.name: one.out_of_reach for one in mixture.matrices}
     assert "MixtralTopKRouter holds it" in reasons["model.layers.0.mlp.gate.weight"]
     assert reasons["model.layers.0.mlp.experts.gate_up_proj.3"] is None
     for model in (mixture, other):  # of which the other stores [in, out]
-        (first,) = (one for one in model.layers if one.name == "model.layers.0.mlp.experts.down_proj.0")
+        (first,) = (
+            one
+            for one in model.layers
+            if one.name == "model.layers.0.mlp.experts.down_proj.0"
+        )
         assert (first.inputs, first.outputs, first.token_share) == (96, 64, 2 / 4)
 
 
 def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, function):
-    with pytest.raises(ValueError, match=r"does not reach 1 matrix .*mixing: .*model.allow: \['mixing'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not reach 1 matrix .*mixing: .*model.allow: \['mixing'\]",
+    ):
         assemble(config("hidden"), "cpu")
     assemble(config("hidden", recipe={}), "cpu")
-    coverage = assemble(config({"function": function("hidden"), "allow": ["mix*"]}), "cpu").state.coverage
+    coverage = assemble(
+        config({"function": function("hidden"), "allow": ["mix*"]}), "cpu"
+    ).state.coverage
     assert (coverage.out_of_reach, coverage.count("wgrad")) == (("mixing",), 2)
 
 
 def test_a_weight_that_is_read_past_its_layer_ends_a_run_but_for_a_rule(config, tokens):
-    with pytest.raises(UserError, match=r"mine.py:past: layers.1 got a gradient and never ran"):
+    with pytest.raises(
+        UserError, match=r"mine.py:past: layers.1 got a gradient and never ran"
+    ):
         train(config("past"), print, tokens=tokens)
     high = ALL | {"layers": [{"match": "layers.1", "recipe": "bf16"}]}
     assert train(config("past", recipe=high), print, tokens=tokens).state == "finished"
@@ -314,10 +373,14 @@ SHAPE = r"returned logits \[{}\] \(expected \[sequences, positions, vocab_size\]
         ("frozen", None),
     ],
 )  # fmt: skip
-def test_a_dry_run_says_in_a_line_what_is_wrong_with_a_users_model(config, name, message):
+def test_a_dry_run_says_in_a_line_what_is_wrong_with_a_users_model(
+    config, name, message
+):
     if message is None:
         assert dry_run(config(name)).linear_layers == {"padded": 3, "frozen": 4}[name]
         return
-    with pytest.raises(UserError, match=rf"^model.function .*mine.py:{name}.* {message}") as error:
+    with pytest.raises(
+        UserError, match=rf"^model.function .*mine.py:{name}.* {message}"
+    ) as error:
         dry_run(config(name))
     assert len(str(error.value).splitlines()) == 1

@@ -7,18 +7,24 @@ from ablate.numerics import Key, OperandPolicy
 
 UE5M3_CODES = np.arange(255)
 UE5M3_VALUES = np.where(
-    UE5M3_CODES < 8, UE5M3_CODES / 8 * 2.0**-14, (1 + UE5M3_CODES % 8 / 8) * 2.0 ** (UE5M3_CODES // 8 - 15)
+    UE5M3_CODES < 8,
+    UE5M3_CODES / 8 * 2.0**-14,
+    (1 + UE5M3_CODES % 8 / 8) * 2.0 ** (UE5M3_CODES // 8 - 15),
 )
 MXFP4 = OperandPolicy(format="mxfp4")
 KEY = Key(seed=0, layer="a", gemm="wgrad", operand="x", step=3)
 
 
 GOES_UP = {  # by the distances from both neighbours, the lower code, and the share of the random bits
-    "nearest": lambda below, above, low, _u: (above < below) | ((above == below) & (low % 2 == 1)),
+    "nearest": lambda below, above, low, _u: (
+        (above < below) | ((above == below) & (low % 2 == 1))
+    ),
     "nearest_away": lambda below, above, _low, _u: above <= below,
     "nearest_toward_zero": lambda below, above, _low, _u: above < below,
     "stochastic": lambda below, above, _low, u: below / (below + above) > u,
-    "stochastic_8bit": lambda below, above, _low, u: np.floor(u * 256) / 256 >= above / (below + above),
+    "stochastic_8bit": lambda below, above, _low, u: (
+        np.floor(u * 256) / 256 >= above / (below + above)
+    ),
 }
 
 
@@ -37,7 +43,9 @@ def normal(*shape, seed=0):
 def special_blocks():
     """Random bits, narrow exponents, ties, maxima just under powers of two, ±0, subnormals; no NaN or Inf."""
     generator = torch.Generator().manual_seed(1)
-    random_bits = torch.randint(-(2**31), 2**31 - 1, (512, 32), generator=generator, dtype=torch.int64)
+    random_bits = torch.randint(
+        -(2**31), 2**31 - 1, (512, 32), generator=generator, dtype=torch.int64
+    )
     floats = random_bits.to(torch.int32).view(torch.float32)
     narrow = random_bits[:64].to(torch.int32) & 0x3FFFFF | 0x3F800000
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4).repeat(20, 1)
@@ -48,6 +56,14 @@ def special_blocks():
     zeros = normal(8, 32)
     zeros[:, ::2] = -0.0
     subnormal = normal(16, 32) * 2.0**-128
-    blocks = (floats, narrow.view(torch.float32), ties, under, zeros, subnormal, normal(200, 32) * 1e-3)
+    blocks = (
+        floats,
+        narrow.view(torch.float32),
+        ties,
+        under,
+        zeros,
+        subnormal,
+        normal(200, 32) * 1e-3,
+    )
     blocks = torch.cat(blocks)
     return blocks[torch.isfinite(blocks).all(1)]

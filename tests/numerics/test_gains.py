@@ -46,7 +46,9 @@ def test_the_public_rocm_kernels_reading_truncates_half_of_the_elements(axis):
     # Others report gains of .998, .998, .836, .836; plain truncation, which it is by the code, has .8334.
     (policy,) = policies_of("mxfp4 even stochastic_rocm")
     x = normal(8192, 512)
-    y = fake_quantize(x.t().contiguous() if axis == 0 else x, policy, axis=axis, key=KEY).double()
+    y = fake_quantize(
+        x.t().contiguous() if axis == 0 else x, policy, axis=axis, key=KEY
+    ).double()
     y = (y.t() if axis == 0 else y).reshape(-1, 4)
     x = x.double().view(-1, 4)
     for position, expected in enumerate((0.998, 0.998, 0.8334, 0.8334)):

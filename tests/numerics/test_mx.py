@@ -29,14 +29,20 @@ def test_codes_and_scales_agree_with_torchao(fmt, rule, dtype):
     actual = quantize(x, OperandPolicy(format=fmt, scale=rule))
     scale, data = to_mx(x, TORCHAO_ELEMENTS[fmt], 32, MODES[rule])
     data = data.view(torch.uint8)
-    reference = torch.stack((data & 15, data >> 4), dim=-1).view(x.shape) if fmt == "mxfp4" else data
+    reference = (
+        torch.stack((data & 15, data >> 4), dim=-1).view(x.shape)
+        if fmt == "mxfp4"
+        else data
+    )
     magnitude = 7 if fmt == "mxfp4" else 127
     # torchao halves the values of blocks whose scale byte is 0, and under rceil divides the amax of the
     # smallest blocks by the element's maximum, which underflows: both are left out.
     keep = actual.scales[:, 0] > (1 if rule == "rceil" else 0)
     assert keep.sum() > 600
     assert torch.equal(actual.scales[keep], scale.view(torch.uint8)[keep])
-    same = (actual.codes == reference) | ((actual.codes & magnitude == 0) & (reference & magnitude == 0))
+    same = (actual.codes == reference) | (
+        (actual.codes & magnitude == 0) & (reference & magnitude == 0)
+    )
     assert same[keep].all()  # but for the sign of zero, which the standard leaves open
 
 
@@ -67,7 +73,11 @@ def by_the_book(block, fmt, rule):
 
 @settings(max_examples=150)
 @given(
-    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=32, max_size=32),
+    st.lists(
+        st.floats(allow_nan=False, allow_infinity=False, width=32),
+        min_size=32,
+        max_size=32,
+    ),
     st.sampled_from([*itertools.product(CODES, MODES)]),
 )
 @example([2.0**-126] * 32, ("mxfp4", "floor"))
@@ -78,10 +88,15 @@ def test_any_finite_block_by_the_book(values, case):
     exact = torch.tensor(by_the_book(values, fmt, rule), dtype=torch.float64)
     # Products beyond fp32 become Inf, and what bf16 cannot hold of an 8-bit element near zero is rounded.
     expected = exact.float().to(torch.bfloat16)
-    assert torch.equal(round_operand(x, OperandPolicy(format=fmt, scale=rule), axis=1).values[0], expected)
+    assert torch.equal(
+        round_operand(x, OperandPolicy(format=fmt, scale=rule), axis=1).values[0],
+        expected,
+    )
 
 
-@pytest.mark.parametrize(("fmt", "block"), [("mxfp4", "32x32"), ("mxfp8", "32x32"), ("nvfp4", "16x16")])
+@pytest.mark.parametrize(
+    ("fmt", "block"), [("mxfp4", "32x32"), ("mxfp8", "32x32"), ("nvfp4", "16x16")]
+)
 def test_a_square_tile_gives_the_same_numbers_along_either_axis(fmt, block):
     x = normal(64, 96) * torch.logspace(-3, 3, 96)
     policy = OperandPolicy(format=fmt, block=block)
@@ -102,11 +117,15 @@ def test_any_number_of_dimensions_and_any_axis(shape):
     assert torch.equal(fake_quantize(x, MXFP4), expected)
     for axis in range(len(shape)):
         moved = x.movedim(-1, axis)
-        assert torch.equal(fake_quantize(moved, MXFP4, axis=axis).movedim(axis, -1), expected)
+        assert torch.equal(
+            fake_quantize(moved, MXFP4, axis=axis).movedim(axis, -1), expected
+        )
 
 
 def test_the_prescale_comes_after_the_exponent():
-    x = torch.full((1, 32), 4.0)  # amax 4: e = 0; a prescale before amax would take e = -1
+    x = torch.full(
+        (1, 32), 4.0
+    )  # amax 4: e = 0; a prescale before amax would take e = -1
     codes = quantize(x, SR_PRESCALED, key=KEY)
     assert codes.scales.item() == 127
     assert decode(codes.codes, ELEMENTS["mxfp4"]).unique().tolist() == [3.0]
@@ -116,15 +135,28 @@ def test_undoing_the_prescale_on_the_operand_leaves_the_grid():
     # As the code published with 2502.20586 does; the paper divides once, on the accumulator.
     x = normal(64, 64)
     paper = round_operand(x, SR_PRESCALED, axis=1, key=KEY)
-    code = round_operand(x, dataclasses.replace(SR_PRESCALED, undo="operand"), axis=1, key=KEY)
+    code = round_operand(
+        x, dataclasses.replace(SR_PRESCALED, undo="operand"), axis=1, key=KEY
+    )
     assert (paper.descale, code.descale) == (1 / 0.75, 1.0)
-    assert torch.equal(code.values, (paper.values.float() * torch.tensor(1 / 0.75)).to(torch.bfloat16))
-    biased = (code.values.double() * paper.values).sum() / paper.values.double().square().sum() * 0.75
-    assert 0.0005 < biased - 1 < 0.002  # 1, 2, … × 4/3 in bf16 are 0.2 % too large, 1.5 × 4/3 is exact
+    assert torch.equal(
+        code.values, (paper.values.float() * torch.tensor(1 / 0.75)).to(torch.bfloat16)
+    )
+    biased = (
+        (code.values.double() * paper.values).sum()
+        / paper.values.double().square().sum()
+        * 0.75
+    )
+    assert (
+        0.0005 < biased - 1 < 0.002
+    )  # 1, 2, … × 4/3 in bf16 are 0.2 % too large, 1.5 × 4/3 is exact
 
 
 def test_quest_takes_the_scale_from_the_standard_deviation():
-    x = normal(64, 32) * torch.logspace(-4, 4, 64)[:, None] + torch.logspace(-4, 4, 64)[:, None]
+    x = (
+        normal(64, 32) * torch.logspace(-4, 4, 64)[:, None]
+        + torch.logspace(-4, 4, 64)[:, None]
+    )
     x[0] = 1.0
     policy = OperandPolicy(format="mxfp4", scale="quest")
     std = x.double().std(1, correction=0)
@@ -136,14 +168,18 @@ def test_quest_takes_the_scale_from_the_standard_deviation():
     scaled = x.double() * 2.0 ** (127 - expected.double())[:, None]
     assert torch.equal(masked.mask, scaled.abs() < 6)
     assert 0 < (~masked.mask).float().mean() < 0.2
-    at_six = round_operand(torch.tensor([[6.0, 5.9] * 16]), dataclasses.replace(MXFP4, mask=True), axis=1)
+    at_six = round_operand(
+        torch.tensor([[6.0, 5.9] * 16]), dataclasses.replace(MXFP4, mask=True), axis=1
+    )
     assert at_six.mask[0, :2].tolist() == [False, True]
 
 
 def test_high_precision_is_a_cast():
     x = 1e5 * normal(8, 8)  # some of it is Inf in fp16
     for fmt, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        assert torch.equal(round_operand(x, OperandPolicy(format=fmt), axis=1).values, x.to(dtype))
+        assert torch.equal(
+            round_operand(x, OperandPolicy(format=fmt), axis=1).values, x.to(dtype)
+        )
 
 
 @pytest.mark.parametrize(
@@ -154,13 +190,20 @@ def test_high_precision_is_a_cast():
         ((16, 32), {"block": "32x32"}, 1, "32 rows .* divide 16"),
         ((2, 96), {"hadamard": 64}, 1, "64 does not divide 96"),
         ((), {}, -1, "at least one dimension"),
-        ((2, 32), {"rounding": "stochastic"}, 1, "a key is needed for rounding 'stochastic'"),
+        (
+            (2, 32),
+            {"rounding": "stochastic"},
+            1,
+            "a key is needed for rounding 'stochastic'",
+        ),
         ((2, 64), {"hadamard": 64, "permute": True}, 1, "a key is needed"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused_by_name(shape, options, axis, message):
     with pytest.raises(ValueError, match=message):
-        fake_quantize(torch.zeros(shape), dataclasses.replace(MXFP4, **options), axis=axis)
+        fake_quantize(
+            torch.zeros(shape), dataclasses.replace(MXFP4, **options), axis=axis
+        )
     with pytest.raises(ValueError, match="float64 to mxfp4"):
         fake_quantize(torch.zeros(2, 32, dtype=torch.float64), MXFP4)
     with pytest.raises(ValueError, match="fp16 has no grid"):

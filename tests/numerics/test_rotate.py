@@ -39,16 +39,24 @@ def test_signs_stand_before_the_matrix():
 
 
 @pytest.mark.parametrize("policy", ROTATIONS, ids=label)
-def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantising(policy):
+def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantising(
+    policy,
+):
     a = normal(256, 256)
     b = normal(8, 256, seed=1)
     rotated = rotate(a, policy, KEY)
     assert not torch.allclose(rotated, a, atol=0.1)
     assert torch.allclose(unrotate(rotated, policy, KEY), a, atol=4e-6)
     other = rotate(b, policy, dataclasses.replace(KEY, operand="dy"))
-    assert torch.allclose(rotated.double() @ other.double().T, a.double() @ b.double().T, atol=1e-4)
+    assert torch.allclose(
+        rotated.double() @ other.double().T, a.double() @ b.double().T, atol=1e-4
+    )
     for axis in (0, 1):
-        assert 0.1 < (fake_quantize(a, policy, axis=axis, key=KEY) - a).norm() / a.norm() < 0.14
+        assert (
+            0.1
+            < (fake_quantize(a, policy, axis=axis, key=KEY) - a).norm() / a.norm()
+            < 0.14
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,11 +71,20 @@ def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantisi
 )
 def test_signs_are_renewed_as_their_policy_says(signs, renewed_by):
     policy = dataclasses.replace(DHT, hadamard=64, signs=signs)
-    other = {"seed": 9, "layer": "b", "gemm": "dgrad", "operand": "dy", "step": 4, "call": 1}
+    other = {
+        "seed": 9,
+        "layer": "b",
+        "gemm": "dgrad",
+        "operand": "dy",
+        "step": 4,
+        "call": 1,
+    }
     same = signs_of(policy, KEY)
     assert set(same.tolist()) == {-1.0, 1.0}
     for name, value in other.items():
-        changed = not torch.equal(signs_of(policy, dataclasses.replace(KEY, **{name: value})), same)
+        changed = not torch.equal(
+            signs_of(policy, dataclasses.replace(KEY, **{name: value})), same
+        )
         assert changed == (name in renewed_by), name
 
 
@@ -78,7 +95,10 @@ def test_nvidias_fixed_signs():
 @pytest.mark.parametrize("signs", ["call", "none"])
 def test_a_permutation_moves_within_its_group_and_is_drawn_each_call(signs):
     policy = dataclasses.replace(DHT, hadamard=32, signs=signs, permute=True)
-    drawn = [permutation_of(policy, dataclasses.replace(KEY, call=call)).tolist() for call in (1, 1, 2)]
+    drawn = [
+        permutation_of(policy, dataclasses.replace(KEY, call=call)).tolist()
+        for call in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert sorted(drawn[0]) == list(range(32))
     x = torch.zeros(1, 64)
@@ -89,7 +109,9 @@ def test_a_permutation_moves_within_its_group_and_is_drawn_each_call(signs):
 def test_rounding_the_rotated_values_to_bf16_is_seen():
     x = normal(64, 64)
     policy = dataclasses.replace(DHT, rotated_bf16=True)
-    assert torch.equal(rotate(x, policy, None), rotate(x, DHT, None).to(torch.bfloat16).float())
+    assert torch.equal(
+        rotate(x, policy, None), rotate(x, DHT, None).to(torch.bfloat16).float()
+    )
     high = OperandPolicy(hadamard=16)  # a high-precision operand beside a rotated one
     values = round_operand(x, high, axis=1).values
     assert values.dtype == torch.bfloat16
@@ -100,5 +122,9 @@ def test_rounding_the_rotated_values_to_bf16_is_seen():
 def test_butterfly_is_the_sylvester_matrix(group):
     x = normal(5, 2 * group)
     signs = normal(group, seed=1).sign()
-    expected = ((x.double().view(-1, group) * signs) @ hadamard_matrix(group)).view(x.shape)
-    assert torch.allclose(hadamard_last(x, group, signs).double(), expected, rtol=0, atol=4e-6)
+    expected = ((x.double().view(-1, group) * signs) @ hadamard_matrix(group)).view(
+        x.shape
+    )
+    assert torch.allclose(
+        hadamard_last(x, group, signs).double(), expected, rtol=0, atol=4e-6
+    )

@@ -30,12 +30,16 @@ E2M1_VALUES, E4M3_VALUES = (
     np.arange(count, dtype=np.uint8).view(of).astype(F32)
     for count, of in ((8, ml_dtypes.float4_e2m1fn), (127, ml_dtypes.float8_e4m3fn))
 )
-pytestmark = pytest.mark.filterwarnings("ignore:(divide by zero|overflow|invalid value):RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(divide by zero|overflow|invalid value):RuntimeWarning"
+)
 
 
 def test_every_rule_of_the_table_has_its_formula():
     assert {rule.family for rule in SCALE_RULES.values()} == {*FAMILIES, "none"}
-    assert {name for name, rule in SCALE_RULES.items() if rule.family == "e8m0"} == {*SCALE_ADD}
+    assert {name for name, rule in SCALE_RULES.items() if rule.family == "e8m0"} == {
+        *SCALE_ADD
+    }
 
 
 def spread(rows=32, columns=256, octaves=40):
@@ -68,10 +72,14 @@ def inverse(product):
 
 def two_level(blocks, largest=6, *, folded=True, over=None):
     """Return the blocks in units of the elements, their scales and the outer one, by the largest element."""
-    encode_scale = np.minimum(F32(largest * 448) / np.abs(blocks).max(over, keepdims=True), LARGEST)
+    encode_scale = np.minimum(
+        F32(largest * 448) / np.abs(blocks).max(over, keepdims=True), LARGEST
+    )
     outer = F32(1) / encode_scale
     divided = amax(blocks) / F32(largest) * encode_scale
-    scale = to_e4m3(amax(blocks) * (encode_scale * (F32(1) / F32(6))) if folded else divided)
+    scale = to_e4m3(
+        amax(blocks) * (encode_scale * (F32(1) / F32(6))) if folded else divided
+    )
     return blocks * inverse(scale * outer), scale, outer
 
 
@@ -93,12 +101,19 @@ def tetrajet_v2s_kernel(blocks):
     inner[inner == 0] = 2.0**-9
     scale = to_e4m3(inner)
     product = outer * scale
-    return to_e2m1(blocks * np.where(product == 0, F32(0), inverse(product))), scale, outer, 1
+    return (
+        to_e2m1(blocks * np.where(product == 0, F32(0), inverse(product))),
+        scale,
+        outer,
+        1,
+    )
 
 
 def amd_fp4(blocks, outer=None):
     outer = np.abs(blocks).max() / F32(114688 * 6) if outer is None else outer
-    scale = to_grid(np.clip(amax(blocks) / outer / F32(6), 2.0**-17, 114688), UE5M3_VALUES)
+    scale = to_grid(
+        np.clip(amax(blocks) / outer / F32(6), 2.0**-17, 114688), UE5M3_VALUES
+    )
     return to_e2m1(blocks / (scale * outer)), scale, 1, outer
 
 
@@ -118,7 +133,12 @@ def fouroversixs_if4(blocks):
     ]
     whole = errors[1] < errors[0]
     assert 0.1 < whole.mean() < 0.8
-    return np.where(whole, seven, six), scale, np.where(whole, F32(6 / 7), F32(1)), outer
+    return (
+        np.where(whole, seven, six),
+        scale,
+        np.where(whole, F32(6 / 7), F32(1)),
+        outer,
+    )
 
 
 def tree(values):
@@ -156,16 +176,24 @@ def test_blocks_of_16_as_their_source_has_them(which, octaves):
     if fmt == "if4":  # whole numbers are told by the scale's sign
         whole = (scale_codes >> 7 == 1)[..., None]
         assert np.array_equal(whole, factor != 1)
-        actual = np.where(whole, decode(codes.codes, INT4).numpy().reshape(values.shape), actual)
+        actual = np.where(
+            whole, decode(codes.codes, INT4).numpy().reshape(values.shape), actual
+        )
         scale_codes = scale_codes & 127
     assert np.array_equal(actual, values)
-    of_codes = UE5M3_VALUES[scale_codes] if "ue5m3" in rule else scale_codes.view(ml_dtypes.float8_e4m3fn)
+    of_codes = (
+        UE5M3_VALUES[scale_codes]
+        if "ue5m3" in rule
+        else scale_codes.view(ml_dtypes.float8_e4m3fn)
+    )
     assert np.array_equal(of_codes.astype(F32), scale[..., 0])
     assert (quantized.values.dtype, quantized.descale) == (
         torch.float32 if policy.is_fp32 else torch.bfloat16,
         descale,
     )
-    assert np.array_equal(quantized.values.float().numpy(), (values * (scale * factor)).reshape(x.shape))
+    assert np.array_equal(
+        quantized.values.float().numpy(), (values * (scale * factor)).reshape(x.shape)
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,13 +217,17 @@ def test_a_bad_value_spoils_what_shares_its_scale_and_zeros_stay_zeros(text, spo
         assert bad[5, :16].all()
         codes = quantize(x, policy, key=KEY)
         if text.startswith("mx") or text.endswith("ue5m3"):
-            assert (codes.scales == 255).sum() == bad.sum() // (256 // codes.scales.shape[1])
+            assert (codes.scales == 255).sum() == bad.sum() // (
+                256 // codes.scales.shape[1]
+            )
         assert (codes.codes[bad] == (0x7F if text.startswith("fp8") else 0)).all()
     assert fake_quantize(torch.zeros(32, 256), policy, key=KEY).abs().max() == 0
     small = torch.zeros(32, 256)
     small[::2, ::3] = 2.0**-149
     # The scale of MS-EDEN's tensor is zero there.
-    assert fake_quantize(small, policy, key=KEY).isfinite().all() == ("ms_eden" not in text)
+    assert fake_quantize(small, policy, key=KEY).isfinite().all() == (
+        "ms_eden" not in text
+    )
     for shape in ((0, 256), (32, 0), (1, 256)):
         assert fake_quantize(torch.zeros(shape), policy, key=KEY).shape == shape
 
@@ -217,7 +249,9 @@ def test_fp8_scales_of_a_group_are_divided_once(scale, group, fmt, axis):
     rows, columns = group
     grouped = x.numpy().reshape(512 // rows, rows, 512 // columns, columns)
     of_group = np.abs(grouped).max((1, 3), keepdims=True)
-    factor = np.where(of_group == 0, F32(1), np.minimum(F32(largest) / of_group, LARGEST))
+    factor = np.where(
+        of_group == 0, F32(1), np.minimum(F32(largest) / of_group, LARGEST)
+    )
     if scale.endswith("pow2"):
         factor = np.ldexp(F32(1), np.frexp(factor)[1] - 1)
     values = (grouped * factor).clip(-largest, largest).astype(FP8[fmt]).astype(F32)
@@ -225,16 +259,23 @@ def test_fp8_scales_of_a_group_are_divided_once(scale, group, fmt, axis):
     stored = x if axis else x.t().contiguous()
     codes = quantize(stored, policy, axis=axis)
     quantized = round_operand(stored, policy, axis=axis)
-    assert np.array_equal(codes.codes.numpy().view(FP8[fmt]).astype(F32), values.reshape(512, 512))
+    assert np.array_equal(
+        codes.codes.numpy().view(FP8[fmt]).astype(F32), values.reshape(512, 512)
+    )
     assert np.array_equal(codes.scales.numpy(), (F32(1) / factor)[:, 0, :, 0])
     actual = quantized.values if axis else quantized.values.t()
     exact = torch.from_numpy((values * (F32(1) / factor)).reshape(512, 512))
-    assert torch.equal(actual, exact.to(torch.bfloat16) if scale.endswith("pow2") else exact)
+    assert torch.equal(
+        actual, exact.to(torch.bfloat16) if scale.endswith("pow2") else exact
+    )
 
 
 @pytest.mark.parametrize(
     ("scale", "reference"),
-    [("1x128", torch_blockwise_scale_act_quant_lhs), ("128x128", torch_blockwise_scale_weight_quant)],
+    [
+        ("1x128", torch_blockwise_scale_act_quant_lhs),
+        ("128x128", torch_blockwise_scale_weight_quant),
+    ],
 )
 def test_fp8_blocks_agree_with_torchao(scale, reference):
     x = normal(512, 512)
@@ -258,19 +299,29 @@ def test_tensor_wise_fp8_and_a_delayed_scale_that_clips_what_has_grown(fmt):
     assert torch.equal(round_operand(x, delayed, axis=1).values, quantized.values)
     half = round_operand(x, delayed, axis=1, amax=current / 2)
     assert half.descale == pytest.approx(current / 2 / largest, rel=1e-6)
-    reference = (x * 2 * scale).clamp(-largest, largest).numpy().astype(FP8[fmt]).astype(F32)
+    reference = (
+        (x * 2 * scale).clamp(-largest, largest).numpy().astype(FP8[fmt]).astype(F32)
+    )
     assert torch.equal(half.values.float(), torch.from_numpy(reference))
 
 
 @pytest.mark.parametrize(("fmt", "element"), [("fp4_e2m1", E2M1), ("fp4_e3m0", E3M0)])
 def test_a_searched_scale_is_the_best_of_those_searched(fmt, element):
     x = normal(16, 64)
-    x[3] = torch.tensor([2.0**-149, 0.0]).repeat(32)  # every scale of it is zero in fp32
+    x[3] = torch.tensor([2.0**-149, 0.0]).repeat(
+        32
+    )  # every scale of it is zero in fp32
     grid = decode(torch.arange(8), element).double()
     actual = fake_quantize(x, OperandPolicy(format=fmt, scale="searched"))
     best = torch.full((16,), torch.inf, dtype=torch.float64)
     for step in range(1, SEARCH_STEPS + 1):
-        unit = x.abs().amax(1, keepdim=True).double() * SEARCH_LARGEST * step / SEARCH_STEPS / element.max
+        unit = (
+            x.abs().amax(1, keepdim=True).double()
+            * SEARCH_LARGEST
+            * step
+            / SEARCH_STEPS
+            / element.max
+        )
         scaled = (x.double().abs() / unit).clamp(max=element.max)
         nearest = grid[(scaled[..., None] - grid).abs().argmin(-1)]
         best = torch.minimum(best, (nearest * unit - x.double().abs()).square().sum(1))
@@ -284,25 +335,42 @@ def four_over_six(blocks, policy, words=None, blocks_per_row=None):
     ``reference.py``; the prescale is the latter's ``adjustment_factor``. ``blocks_per_row``: of a row that
     has an fp32 scale of its own; also returned, as the reciprocal.
     """
-    largest = np.abs(blocks).reshape(-1, blocks_per_row or len(blocks), *blocks.shape[1:]).max((1, 2, 3))
+    largest = (
+        np.abs(blocks)
+        .reshape(-1, blocks_per_row or len(blocks), *blocks.shape[1:])
+        .max((1, 2, 3))
+    )
     largest = largest.repeat(len(blocks) // len(largest))[:, None, None]
     encode_scale = np.minimum(F32(6 * 256) / largest, LARGEST)
     base = np.abs(blocks).max((1, 2), keepdims=True) / F32(6) * encode_scale
     candidates = []
     for expand in (F32(1), F32(1.5)):
         scale = to_e4m3(base * expand)
-        scaled = blocks * inverse(scale * (F32(1) / encode_scale)) * F32(policy.prescale)
+        scaled = (
+            blocks * inverse(scale * (F32(1) / encode_scale)) * F32(policy.prescale)
+        )
         if words is None:
             values = to_e2m1(scaled)
         else:
             values = to_grid(scaled, E2M1_VALUES, "stochastic", share(words))
         difference = values * scale * largest / F32(6 * 256 * policy.prescale) - blocks
-        errors = np.abs(difference) if "mae" in policy.scale else difference * difference
-        in_order = np.add.accumulate(errors, -1)[..., -1]  # as TransformerEngine adds them
-        candidates.append((values, scale, tree(in_order)[..., None]))  # the rows of a tile by halves
+        errors = (
+            np.abs(difference) if "mae" in policy.scale else difference * difference
+        )
+        in_order = np.add.accumulate(errors, -1)[
+            ..., -1
+        ]  # as TransformerEngine adds them
+        candidates.append(
+            (values, scale, tree(in_order)[..., None])
+        )  # the rows of a tile by halves
     (six, scale_six, error_six), (four, scale_four, error_four) = candidates
     pick = error_four < error_six
-    return np.where(pick, four, six), np.where(pick, scale_four, scale_six), F32(1) / encode_scale, pick
+    return (
+        np.where(pick, four, six),
+        np.where(pick, scale_four, scale_six),
+        F32(1) / encode_scale,
+        pick,
+    )
 
 
 def share(words):
@@ -312,7 +380,12 @@ def share(words):
 
 def tied(largest, maxima):
     """Blocks whose scale lies on a tie of E4M3, which an order of operations decides."""
-    of_block = torch.tensor(maxima).repeat(64 * 16).view(-1, 256 // 16).repeat_interleave(16, 1)
+    of_block = (
+        torch.tensor(maxima)
+        .repeat(64 * 16)
+        .view(-1, 256 // 16)
+        .repeat_interleave(16, 1)
+    )
     x = (normal(*of_block.shape) / 3).clamp(-1, 1) * of_block
     x[:, ::16] = of_block[:, ::16]
     x[0, 0] = largest
@@ -326,13 +399,19 @@ INPUTS = {
     "normal": normal(512, 256), "spread": spread(512, octaves=2), "ties to 6": tied(224.0, [175.0, 203.0]),
     "ties to 4": tied(192.0, [25.0, 50.0]), "exact by both": BY_BOTH, "rows": spread(512),
 }  # fmt: skip
-STOCHASTIC = [{"rounding": "stochastic", "prescale": prescale} for prescale in (16 / 17, 0.75)]
+STOCHASTIC = [
+    {"rounding": "stochastic", "prescale": prescale} for prescale in (16 / 17, 0.75)
+]
 
 
 @pytest.mark.parametrize(
     ("name", "rule", "options"),
     [
-        *((name, "four_six", options) for name in list(INPUTS)[:-1] for options in ({}, *STOCHASTIC)),
+        *(
+            (name, "four_six", options)
+            for name in list(INPUTS)[:-1]
+            for options in ({}, *STOCHASTIC)
+        ),
         ("normal", "four_six_mae", {}),
         ("normal", "four_six_mae_row", {}),
         ("rows", "four_six_mae_row", {}),
@@ -349,9 +428,14 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
     def blocks(matrix):
         return matrix.view(-1, rows, 16, 16).transpose(1, 2).reshape(-1, rows, 16)
 
-    words = random_words(*x.shape, KEY).view(-1, 1, 16) if policy.is_stochastic else None
+    words = (
+        random_words(*x.shape, KEY).view(-1, 1, 16) if policy.is_stochastic else None
+    )
     values, scales, outer, pick = four_over_six(
-        blocks(x.float()).numpy(), policy, words, blocks_per_row=16 if has_row_scales else None
+        blocks(x.float()).numpy(),
+        policy,
+        words,
+        blocks_per_row=16 if has_row_scales else None,
     )
     codes = quantize(x, policy, key=KEY)
     assert 0.01 < pick.mean() < 0.9 or name == "exact by both"
@@ -371,16 +455,25 @@ def test_four_or_six_is_that_of_both_references(name, rule, options):
 def by_both(x, policy, axis=1):
     """Quantise in plain torch and by the compiled quantiser."""
     draw = Draw(policy=policy, key=KEY)
-    return [load_backend(name).quantize(x, draw, axis=axis) for name in ("reference", "emulated")]
+    return [
+        load_backend(name).quantize(x, draw, axis=axis)
+        for name in ("reference", "emulated")
+    ]
 
 
 def test_undoing_the_prescale_on_the_operand_leaves_the_tensors_scale():
     x = normal(64, 64)
-    policy = OperandPolicy(format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand")
-    on_accumulator = round_operand(x, dataclasses.replace(policy, undo="accumulator"), axis=1, key=KEY)
+    policy = OperandPolicy(
+        format="nvfp4", rounding="stochastic", prescale=0.75, undo="operand"
+    )
+    on_accumulator = round_operand(
+        x, dataclasses.replace(policy, undo="accumulator"), axis=1, key=KEY
+    )
     for quantized in by_both(x, policy):
         assert quantized.descale == pytest.approx(on_accumulator.descale * 0.75)
-        assert torch.allclose(quantized.values.float(), on_accumulator.values.float() / 0.75, rtol=2**-8)
+        assert torch.allclose(
+            quantized.values.float(), on_accumulator.values.float() / 0.75, rtol=2**-8
+        )
 
 
 def test_mxfp8_below_bf16_is_rounded_once_and_its_codes_are_not():
@@ -422,7 +515,9 @@ def test_ms_eden_to_the_bit_and_where_its_stretch_is_unbiased(scale, group):
     x = (normal(256, 256) * 2.0 ** (normal(1, 256, seed=2))).to(torch.bfloat16)
     rotated = rotate(x.float(), policy, KEY)
     words = random_words(256, 256, KEY)[:, ::16].reshape(-1)
-    values, wanted, chosen, decode_scale = eden(rotated, group, words, unscaled=scale == "ms_eden_unscaled")
+    values, wanted, chosen, decode_scale = eden(
+        rotated, group, words, unscaled=scale == "ms_eden_unscaled"
+    )
     expected = torch.from_numpy((values * chosen).reshape(256, 256))
     for quantized in by_both(x, policy):
         assert torch.equal(quantized.values.float(), expected)

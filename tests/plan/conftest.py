@@ -20,12 +20,16 @@ class Net(nn.Module):
 def build(*, vocab_size, seq_len, width=64):
     return Net(vocab_size, width)
 """
-HIDDEN = MODEL.replace("(nn.Linear(width, width) for", "(nn.TransformerEncoderLayer(width, 2, 128) for")
+HIDDEN = MODEL.replace(
+    "(nn.Linear(width, width) for", "(nn.TransformerEncoderLayer(width, 2, 128) for"
+)
 
 
 def identify(data):
     """Stand in for the corpus: its content is the file names without their folders."""
-    names = [path.rsplit("/", 1)[-1] for path in [*data.paths, "", *data.validation_paths]]
+    names = [
+        path.rsplit("/", 1)[-1] for path in [*data.paths, "", *data.validation_paths]
+    ]
     digest = hashlib.sha256(repr(names).encode()).hexdigest()
     return DataIdentity(digest=digest, vocab_size=256, num_bytes=1)
 

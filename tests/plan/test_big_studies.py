@@ -18,7 +18,9 @@ from ablate.plan.layers import layer_groups
 from ablate.study import load_study, shipped_studies
 
 BIG = ("llama31-8b-mlperf", "nvfp4-llama", "tseng-gpt")
-CARRIED = yaml.safe_load(Path(__file__).with_name("carried.yaml").read_text(encoding="utf-8"))
+CARRIED = yaml.safe_load(
+    Path(__file__).with_name("carried.yaml").read_text(encoding="utf-8")
+)
 SET_UP = CARRIED.pop("set up")
 
 
@@ -34,10 +36,16 @@ def plans(tmp_path_factory):
     for name in (*names, "c4-validation.00000-of-00008.json.gz"):
         with gzip.open(folder / "c4" / "en" / name, "wt") as shard:
             shard.write(json.dumps({"text": f"a document of {name}"}) + "\n")
-    (folder / "wikipedia" / "0.jsonl").write_text(json.dumps({"text": "an article"}) + "\n")
+    (folder / "wikipedia" / "0.jsonl").write_text(
+        json.dumps({"text": "an article"}) + "\n"
+    )
     for name, size in (("Llama-3.1-8B", 128_256), ("gpt2", 50_257)):
-        tokens = {f"t{index}": index for index in range(size - 1)} | {"<|endoftext|>": size - 1}
-        (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}}))
+        tokens = {f"t{index}": index for index in range(size - 1)} | {
+            "<|endoftext|>": size - 1
+        }
+        (folder / name / "tokenizer.json").write_text(
+            json.dumps({"model": {"vocab": tokens}})
+        )
     return {name: build_plan(load_study(folder / f"{name}.yaml")) for name in BIG}
 
 
@@ -51,7 +59,9 @@ def test_without_the_data_all_but_the_ids_is_the_same(plans, name):
     assert len(planned.missing) == 1
     assert {run.id for _, run in planned.runs()} == {""}
     for arm, full in zip(planned.arms, full_plan.arms, strict=True):
-        config = replace(arm.config, data=full.config.data, data_digest=full.config.data_digest)
+        config = replace(
+            arm.config, data=full.config.data, data_digest=full.config.data_digest
+        )
         assert replace(arm, runs=full.runs, config=config) == full
 
 
@@ -69,7 +79,11 @@ def test_every_row_of_the_published_tables_is_an_arm_and_quantises_what_it_says(
 def test_it_is_set_up_as_published(plans, name):
     planned = plans[name]
     for arm in planned.arms:
-        parts = vars(arm) | {"training": arm.config.training, "target": planned.target, "plan": planned}
+        parts = vars(arm) | {
+            "training": arm.config.training,
+            "target": planned.target,
+            "plan": planned,
+        }
         for part, expected in SET_UP[name].items():
             assert {key: getattr(parts[part], key) for key in expected} == expected
 
@@ -82,7 +96,8 @@ def test_the_hours_on_the_page_are_those_of_the_plan(plans, name):
     assert int(runs) == len(list(plans[name].runs()))
     for hours, hardware in (rest[:2], rest[2:]):
         total = sum(
-            on_hardware(arm.config, arm.resources, hardware).gpu_hours.estimate * len(arm.runs)
+            on_hardware(arm.config, arm.resources, hardware).gpu_hours.estimate
+            * len(arm.runs)
             for arm in plans[name].arms
         )
         assert round(total) == int(hours.replace(",", ""))

@@ -17,7 +17,12 @@ arms:
 
 def test_the_plan_knows_a_users_model(plan, tmp_path):
     arm = plan(STUDY).arm("b")
-    assert [layer.name for layer in arm.layers] == ["blocks.0", "blocks.1", "blocks.2", "head"]
+    assert [layer.name for layer in arm.layers] == [
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+        "head",
+    ]
     assert arm.size.parameters == 256 * 64 + 3 * (64 * 64 + 64) + 64 * 256 + 256
     assert arm.config.model.function == f"{tmp_path}/my_model.py:build"
     before = arm.runs[0].id
@@ -26,14 +31,18 @@ def test_the_plan_knows_a_users_model(plan, tmp_path):
 
 
 def test_a_trainer_changes_the_id_by_its_code(plan, tmp_path):
-    planned = plan(STUDY.replace("  b: {recipe: mxfp4}", "  b: {recipe: bf16, trainer: t.py:run}"))
+    planned = plan(
+        STUDY.replace("  b: {recipe: mxfp4}", "  b: {recipe: bf16, trainer: t.py:run}")
+    )
     assert planned.arm("b").differs == {"trainer": (None, f"{tmp_path}/t.py:run")}
     assert planned.arm("a").runs[0].id != planned.arm("b").runs[0].id
 
 
 def test_what_is_allowed_is_in_the_plan_and_changes_no_id(plan):
     some, every = (
-        plan(STUDY.replace("my_model.py:build}", f"hidden.py:build, allow: {allow}}}")).arm("b")
+        plan(
+            STUDY.replace("my_model.py:build}", f"hidden.py:build, allow: {allow}}}")
+        ).arm("b")
         for allow in ("['*.in_proj_weight', '*.out_proj']", "['*']")
     )
     assert (some.coverage.count("fprop"), len(some.coverage.out_of_reach)) == (6, 6)

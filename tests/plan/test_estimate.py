@@ -9,9 +9,9 @@ from ablate.plan.estimate import (
     FLOPS_PER_CPU_CORE,
     SPREAD,
     START_SEC,
+    approximate_quantile,
     cost_found,
     moderating_degrees,
-    quantile,
 )
 from ablate.plan.plan import StudyProgress
 from ablate.store import Status, StudyStore
@@ -45,8 +45,14 @@ def finish(store, run, speeds, state="finished"):
     run_dir = store.run(run.id)
     run_dir.create({})
     for speed in speeds:
-        append_line(run_dir.metrics_path, {"kind": "train", "tokens": 1, "step": 1, "tokens_per_sec": speed})
-        append_line(run_dir.metrics_path, {"kind": "eval", "tokens": 1, "step": 1, "val_loss": 2.0})
+        append_line(
+            run_dir.metrics_path,
+            {"kind": "train", "tokens": 1, "step": 1, "tokens_per_sec": speed},
+        )
+        append_line(
+            run_dir.metrics_path,
+            {"kind": "eval", "tokens": 1, "step": 1, "val_loss": 2.0},
+        )
     run_dir.write_status(Status(state=state))
 
 
@@ -56,11 +62,18 @@ def finish(store, run, speeds, state="finished"):
         ("", 2, 1, 8 / 2),
         ("", 100, 1, 1),
         ("  resources: {devices_per_run: 2}\n", 2, 1 / 2, 8 / 2),
-        ("  resources: {gpus: 1}\n", 64, FLOPS_PER_CPU_CORE / 100e12, 8 * FLOPS_PER_CPU_CORE / 100e12),
+        (
+            "  resources: {gpus: 1}\n",
+            64,
+            FLOPS_PER_CPU_CORE / 100e12,
+            8 * FLOPS_PER_CPU_CORE / 100e12,
+        ),
     ],
     ids=["cores", "many cores", "devices share a run", "GPUs one after the other"],
 )
-def test_a_modelled_time_is_operations_over_the_assumed_rate(plan, base, cores, run, wall):
+def test_a_modelled_time_is_operations_over_the_assumed_rate(
+    plan, base, cores, run, wall
+):
     planned = plan(STUDY.replace("base:\n", f"base:\n{base}"))
     costs = estimate(planned, NOTHING, cores=cores)
     arm = planned.arms[0]
@@ -74,16 +87,32 @@ def test_a_modelled_time_is_operations_over_the_assumed_rate(plan, base, cores, 
 
 @pytest.mark.parametrize(
     ("how", "recipe", "evaluations"),
-    [("bf16", "mxfp4", 1), ("both", "mxfp4", 2), ("both", "bf16", 1), ("both", "{gemms: [dgrad, wgrad]}", 1)],
+    [
+        ("bf16", "mxfp4", 1),
+        ("both", "mxfp4", 2),
+        ("both", "bf16", 1),
+        ("both", "{gemms: [dgrad, wgrad]}", 1),
+    ],
 )
-def test_a_second_evaluation_takes_time_where_it_is_made(planned, plan, how, recipe, evaluations):
+def test_a_second_evaluation_takes_time_where_it_is_made(
+    planned, plan, how, recipe, evaluations
+):
     text = STUDY.replace("40_960}", f"40_960, evaluate_in: {how}}}").replace(
         "recipe: mxfp4", f"recipe: {recipe}"
     )
     arm = (both := plan(text.replace("  a:\n", "  a: {recipe: fp8}\n"))).arm("b")
-    more = (evaluations - 1) * 10 * 3_072 / 3 * arm.size.flops_per_token / FLOPS_PER_CPU_CORE
+    more = (
+        (evaluations - 1)
+        * 10
+        * 3_072
+        / 3
+        * arm.size.flops_per_token
+        / FLOPS_PER_CPU_CORE
+    )
     seconds = estimate(both, NOTHING, cores=2).run_seconds["b"]
-    assert seconds == pytest.approx(estimate(planned, NOTHING, cores=2).run_seconds["b"] + more)
+    assert seconds == pytest.approx(
+        estimate(planned, NOTHING, cores=2).run_seconds["b"] + more
+    )
 
 
 def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
@@ -94,17 +123,26 @@ def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
     finish(store, runs[2], [9000.0], state="failed")
     progress = read_progress(planned, store)
     assert progress.tokens_per_sec == {"a": 2000.0}
-    assert [progress.state(run.id) for run in runs] == ["finished", "finished", "failed", "pending"]
+    assert [progress.state(run.id) for run in runs] == [
+        "finished",
+        "finished",
+        "failed",
+        "pending",
+    ]
     costs = estimate(planned, progress, cores=1)
     assert costs.ground == {"a": "measured", "b": "scaled"}
-    assert costs.run_seconds == pytest.approx({"a": WORK / 2000, "b": WORK / 2000})  # of one shape
+    assert costs.run_seconds == pytest.approx(
+        {"a": WORK / 2000, "b": WORK / 2000}
+    )  # of one shape
     assert costs.wall_seconds == pytest.approx(6 * WORK / 2000 + START_SEC)
     for _, run in planned.runs():
         finish(store, run, [1000.0])
     assert estimate(planned, read_progress(planned, store), cores=2).wall_seconds == 0
 
 
-def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the_time(plan, store):
+def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the_time(
+    plan, store
+):
     planned = plan(STUDY.replace("base:\n", "base:\n  trainer: t.py:run\n"))
     assert [(arm.size, arm.layers) for arm in planned.arms] == [(None, ())] * 2
     costs = estimate(planned, NOTHING, cores=1)
@@ -120,11 +158,19 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
 @pytest.mark.parametrize("moderated", [True, False])
 def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
     cost = cost_found(seeds, arms, moderated=moderated)
-    degrees = seeds - 1 + (moderating_degrees(arms, (seeds - 1) * (arms - 1)) if moderated else 0)
+    degrees = (
+        seeds
+        - 1
+        + (moderating_degrees(arms, (seeds - 1) * (arms - 1)) if moderated else 0)
+    )
     if seeds < 2 or degrees < 2:
         assert cost is None
         return
     edge = stats.t.ppf(0.975, degrees)
-    assert quantile(degrees, 0.05) == pytest.approx(edge, rel=0.01)
-    reach = optimize.brentq(lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50)
-    assert math.log1p(cost) == pytest.approx(reach * SPREAD / math.sqrt(seeds), rel=0.12)
+    assert approximate_quantile(degrees, 0.05) == pytest.approx(edge, rel=0.01)
+    reach = optimize.brentq(
+        lambda effect: stats.nct.sf(edge, degrees, effect) - 0.8, 0.1, 50
+    )
+    assert math.log1p(cost) == pytest.approx(
+        reach * SPREAD / math.sqrt(seeds), rel=0.12
+    )

@@ -38,8 +38,12 @@ def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
     advised = advice(plan(STUDY), curve(0), curve(1, 1.1))
     take = advised.take
     assert (advised.own, advised.has_target, advised.why_not) == (None, False, None)
-    assert take.val_loss == pytest.approx(6 - 0.3 * math.log(0.7 * BUDGET / 1.1), abs=1e-3)
-    assert take.tokens[1] == pytest.approx(0.7 * BUDGET, rel=4e-3)  # the loss has three digits
+    assert take.val_loss == pytest.approx(
+        6 - 0.3 * math.log(0.7 * BUDGET / 1.1), abs=1e-3
+    )
+    assert take.tokens[1] == pytest.approx(
+        0.7 * BUDGET, rel=4e-3
+    )  # the loss has three digits
     assert take.tokens[1] / take.tokens[0] == pytest.approx(1.1, rel=1e-6)
     assert take.room == pytest.approx(BUDGET / take.tokens[1] - 1)
 
@@ -52,8 +56,12 @@ def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, factor):
     study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {paired}\n")
     for slower in (1.01, 1.3):
         advised = advice(plan(study), curve(0), curve(1, slower))
-        assert advised.spread.runs == pytest.approx(math.log(slower) / math.sqrt(2), rel=1e-6)
-        assert advised.spread.pairs == pytest.approx(factor * max(SPREAD / PAIRED, advised.spread.runs))
+        assert advised.spread.runs == pytest.approx(
+            math.log(slower) / math.sqrt(2), rel=1e-6
+        )
+        assert advised.spread.pairs == pytest.approx(
+            factor * max(SPREAD / PAIRED, advised.spread.runs)
+        )
         for row in (row for row in advised.needed if row.seeds is not None):
             options = {"moderated": True, "spread": advised.spread.pairs}
             fewer = cost_found(row.seeds - 1, 1, **options)
@@ -87,7 +95,9 @@ def test_the_studys_own_target_stays_where_it_has_room(plan):
 
 
 def test_no_target_beyond_the_begin_of_the_decay(plan):
-    wsd = STUDY.replace("tokens: 409_600,", "tokens: 409_600, schedule: wsd, decay_tokens: 204_800,")
+    wsd = STUDY.replace(
+        "tokens: 409_600,", "tokens: 409_600, schedule: wsd, decay_tokens: 204_800,"
+    )
     advised = advice(plan(wsd), curve(0), curve(1))
     assert max(advised.take.tokens.values()) == pytest.approx(0.7 * 204_800, rel=4e-3)
     assert advised.take.room == pytest.approx(1 / 0.7 - 1, abs=0.01)
@@ -105,11 +115,20 @@ def test_runs_that_say_nothing_give_no_target(plan):
         assert (advised.take, advised.spread, advised.needed) == (None, None, ())
 
 
-@pytest.mark.parametrize("line", ["target: null", "target:", "target: ~   # left to the pilot"])
+@pytest.mark.parametrize(
+    "line", ["target: null", "target:", "target: ~   # left to the pilot"]
+)
 def test_the_target_takes_the_place_of_null_and_nothing_else_changes(line):
     target = Reached(val_loss=1.95, tokens={0: 1000.4, 1: 2000.0}, room=0.4)
     text = f"# a comment\nname: s  # one\n{line}\nseeds: 3  # another\n"
-    comment = "two runs of the baseline reach it after 1,000 and 2,000 tokens (ablate pilot)"
+    comment = (
+        "two runs of the baseline reach it after 1,000 and 2,000 tokens (ablate pilot)"
+    )
     written = f"target: {{val_loss: 1.95}}  # nats/token; {comment}"
     assert with_target(text, 3, target, "nats/token") == text.replace(line, written)
-    assert with_target(text.replace(line, "target: {val_loss: 2.0}"), 3, target, "nats/token") is None
+    assert (
+        with_target(
+            text.replace(line, "target: {val_loss: 2.0}"), 3, target, "nats/token"
+        )
+        is None
+    )

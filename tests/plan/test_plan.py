@@ -47,7 +47,10 @@ def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
 
 
 def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
-    text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [corpus], validation_paths: [v]}\n")
+    text = STUDY.replace(
+        "base:\n",
+        "base:\n  data: {source: text, paths: [corpus], validation_paths: [v]}\n",
+    )
     here, there = plan(text, "here/study.yaml"), plan(text, "there/deeper/study.yaml")
     assert [arm.runs for arm in here.arms] == [arm.runs for arm in there.arms]
     assert here.arms[0].config.data.paths[0].endswith("/here/corpus")
@@ -78,7 +81,9 @@ def test_the_shipped_studies_can_be_planned(name):
     assert study.name == name
     if study.search is not None:
         return
-    planned = build_plan(study, without_data=True)  # of the big ones; tests/plan/test_big_studies.py
+    planned = build_plan(
+        study, without_data=True
+    )  # of the big ones; tests/plan/test_big_studies.py
     arms = len(study.arms) + study.baseline_again
     assert len(list(planned.runs())) == arms * len(study.seeds)
     assert not planned.dropped

@@ -8,7 +8,13 @@ import pytest
 from ablate.plan import build_plan, estimate, shares
 from ablate.plan.estimate import FLOPS_PER_GPU, START_SEC
 from ablate.plan.plan import StudyProgress
-from ablate.plan.shares import CONTEXT_BYTES, Machine, run_bytes, sharing_text, this_machine
+from ablate.plan.shares import (
+    CONTEXT_BYTES,
+    Machine,
+    run_bytes,
+    sharing_text,
+    this_machine,
+)
 from tests.plan.conftest import identify
 
 STUDY = """\
@@ -49,7 +55,9 @@ def test_eight_runs_share_a_large_gpu_and_the_plan_says_what_each_takes(gpus, st
     arm = plan.arm("b")
     size = run_bytes(arm.config, arm.resources, H200.gpu_name)
     assert size > CONTEXT_BYTES
-    sentence = f"8 runs at a time on each GPU, {size / 1e9:.1f} of 141 GB each (NVIDIA H200)"
+    sentence = (
+        f"8 runs at a time on each GPU, {size / 1e9:.1f} of 141 GB each (NVIDIA H200)"
+    )
     assert gpus(STUDY, H200) == ([0.125, 0.125], sentence)
 
 
@@ -60,7 +68,10 @@ def test_eight_runs_share_a_large_gpu_and_the_plan_says_what_each_takes(gpus, st
         ([machine(cores=6)], 0.1666),  # by cores; Ray counts in ten-thousandths
         ([machine(cores=16, gpus=8)], 0.5),
         ([machine(cores=4, gpus=8)], 1),
-        ([machine(gpu_bytes=3 * 10**9)], 0.5),  # by memory: two contexts and little more
+        (
+            [machine(gpu_bytes=3 * 10**9)],
+            0.5,
+        ),  # by memory: two contexts and little more
         ([machine(gpu_bytes=10**8)], 1),
         ([machine(gpu_name="unheard of", gpu_bytes=0)], 1),
         ([NO_GPU, H200], 0.125),
@@ -80,7 +91,9 @@ def test_memory_and_cores_of_the_smallest_machine_decide(gpus, machines, share):
         ("base:\n", "base:\n  model: {function: 'my_model.py:build'}\n"),
     ],
 )
-def test_what_is_not_modelled_and_runs_on_several_devices_take_whole_gpus(gpus, before, after):
+def test_what_is_not_modelled_and_runs_on_several_devices_take_whole_gpus(
+    gpus, before, after
+):
     assert gpus(STUDY.replace(before, after), H200)[0] == [1, 1]
 
 
@@ -100,23 +113,38 @@ def test_numbers_in_the_file_stay_and_only_shares_are_spoken_of(gpus):
     counts, sentence = of("0.25")
     assert counts == [0.25, 0.25]
     assert sentence.startswith("4 runs at a time on each GPU, ")
-    assert gpus(STUDY.replace("auto", "0.25"), NO_GPU)[1] == "4 runs at a time on each GPU"
+    assert (
+        gpus(STUDY.replace("auto", "0.25"), NO_GPU)[1] == "4 runs at a time on each GPU"
+    )
 
 
 def test_ids_do_not_depend_on_the_share(study):
     def ids(number, *machines):
-        plan = build_plan(study(STUDY.replace("auto", number)), identify, machines=lambda: machines)
+        plan = build_plan(
+            study(STUDY.replace("auto", number)), identify, machines=lambda: machines
+        )
         return [run.id for _, run in plan.runs()]
 
-    assert ids("auto", H200) == ids("auto", NO_GPU) == ids("0.5", NO_GPU) == ids("1", NO_GPU)
+    assert (
+        ids("auto", H200)
+        == ids("auto", NO_GPU)
+        == ids("0.5", NO_GPU)
+        == ids("1", NO_GPU)
+    )
 
 
-def test_runs_side_by_side_take_their_share_of_the_time_but_compute_no_faster_than_the_gpu(study):
+def test_runs_side_by_side_take_their_share_of_the_time_but_compute_no_faster_than_the_gpu(
+    study,
+):
     def wall(tokens_per_sec):
         plan = build_plan(study(STUDY), identify, machines=lambda: [H200])
         speeds = {arm.name: tokens_per_sec for arm in plan.arms}
-        costs = estimate(plan, StudyProgress(states={}, tokens_per_sec=speeds), cores=16)
-        work = costs.run_seconds["a"] * tokens_per_sec * plan.arm("a").size.flops_per_token
+        costs = estimate(
+            plan, StudyProgress(states={}, tokens_per_sec=speeds), cores=16
+        )
+        work = (
+            costs.run_seconds["a"] * tokens_per_sec * plan.arm("a").size.flops_per_token
+        )
         return plan, costs.run_seconds["a"], work, costs.wall_seconds - START_SEC
 
     _, seconds, _, slow = wall(10.0)
@@ -148,7 +176,9 @@ def test_this_machine_is_asked_by_torch_where_it_has_a_driver(torch_with):
     small = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", total_memory=40)
     large = SimpleNamespace(name="NVIDIA H200", total_memory=141)
     (described,) = torch_with(large, small)
-    assert described == Machine(cores=described.cores, gpus=2, gpu_name=small.name, gpu_bytes=40)
+    assert described == Machine(
+        cores=described.cores, gpus=2, gpu_name=small.name, gpu_bytes=40
+    )
     assert torch_with()[0].gpus == 0
 
 

@@ -47,14 +47,34 @@ def found(planned, rates=RATES):
     return tuned_plan(planned, replace(planned.tuning, done=True, groups=tuple(groups)))
 
 
-def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_rate(plan):
+def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_rate(
+    plan,
+):
     planned = found(plan(STUDY))
-    assert [arm.name for arm in planned.arms] == ["a", "b", "c", "a again", "b tuned", "c tuned"]
+    assert [arm.name for arm in planned.arms] == [
+        "a",
+        "b",
+        "c",
+        "a again",
+        "b tuned",
+        "c tuned",
+    ]
     tuned = planned.arm("b tuned")
-    assert tuned.config.training == replace(planned.arm("b").config.training, learning_rate=4e-3)
+    assert tuned.config.training == replace(
+        planned.arm("b").config.training, learning_rate=4e-3
+    )
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
-    assert planned.tuning.tuned == {"a": "a", "b": "b tuned", "c": "c tuned", "a again": "a again"}
-    own = plan(STUDY.split("tune:", maxsplit=1)[0].replace("learning_rate: 2.0e-3", "learning_rate: 4.0e-3"))
+    assert planned.tuning.tuned == {
+        "a": "a",
+        "b": "b tuned",
+        "c": "c tuned",
+        "a again": "a again",
+    }
+    own = plan(
+        STUDY.split("tune:", maxsplit=1)[0].replace(
+            "learning_rate: 2.0e-3", "learning_rate: 4.0e-3"
+        )
+    )
     assert tuned.runs == own.arm("b").runs != planned.arm("b").runs
     # A tuned baseline takes its second arm along.
     again = found(plan(STUDY), RATES | {"a": 1e-3}).arm("a again tuned")
@@ -65,7 +85,9 @@ def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_
 def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     planned = plan("diagnostics: {}\n" + STUDY)
     trials = trial_plan(
-        planned, planned.tuning, [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})]
+        planned,
+        planned.tuning,
+        [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})],
     )
     assert (trials.study, trials.diagnostics) == ("s tune", None)
     assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
@@ -91,26 +113,37 @@ def stored(plan, tmp_path):
         ("high: 1.6e-2", "high: 3.2e-2", "abc"),
         ("b: {recipe: mxfp4}", "b: {recipe: {gemms: [fprop]}}", "b"),
         ("seeds: 2", "seeds: 3", ""),
-        ("seeds: 2", "seeds: [0, 1_000_000]", "abc"),  # the trials' seed would be that of a run
+        (
+            "seeds: 2",
+            "seeds: [0, 1_000_000]",
+            "abc",
+        ),  # the trials' seed would be that of a run
         ("val_loss: 3.3", "val_loss: 3.2", ""),
         ("b: {recipe: mxfp4}", "b: {recipe: mxfp4, description: other words}", ""),
     ],
 )
-def test_what_was_found_is_known_again_of_the_same_search_alone(plan, stored, before, after, stale):
+def test_what_was_found_is_known_again_of_the_same_search_alone(
+    plan, stored, before, after, stale
+):
     assert before in STUDY
     planned = plan(STUDY.replace(before, after))
     known = known_plan(planned, stored)
     assert known.tuning.done is not bool(stale)
     if stale != "all":  # else the ledgers of the groups go on
         prints = [
-            {group.name: group.fingerprint for group in one.tuning.groups} for one in (stored.plan(), planned)
+            {group.name: group.fingerprint for group in one.tuning.groups}
+            for one in (stored.plan(), planned)
         ]
-        assert {name for name in prints[0] if prints[0][name] != prints[1][name]} == {*stale}
+        assert {name for name in prints[0] if prints[0][name] != prints[1][name]} == {
+            *stale
+        }
     if before == after:
         assert plan_to_json(known) == plan_to_json(stored.plan())
 
 
-@pytest.mark.parametrize("damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}])
+@pytest.mark.parametrize(
+    "damage", [{}, {"tuning": None}, {"tuning": {"groups": [{"name": "a"}]}}]
+)
 def test_a_damaged_lock_tells_nothing(plan, stored, damage):
     write_record(stored.plan_path, damage and read_record(stored.plan_path) | damage)
     assert not known_plan(plan(STUDY), stored).tuning.done

@@ -19,7 +19,9 @@ MATRICES = (
     WeightMatrix(name="layers.1.mixing", elements=50, out_of_reach="Mixer holds it"),
     WeightMatrix(name="head", elements=100, is_head=True),
 )
-WHERE = places([matrix.name for matrix in MATRICES if matrix.out_of_reach is None], heads=["head"])
+WHERE = places(
+    [matrix.name for matrix in MATRICES if matrix.out_of_reach is None], heads=["head"]
+)
 
 
 def answers(line):
@@ -27,7 +29,9 @@ def answers(line):
     recipe = read_recipe(text)
     skip = skip.split()
     yield from f"{coverage_of(recipe, MATRICES, WHERE, skip=skip)}".splitlines()
-    for message, hint in coverage_faults(recipe, MATRICES, allow=allow.split(), skip=skip):
+    for message, hint in coverage_faults(
+        recipe, MATRICES, allow=allow.split(), skip=skip
+    ):
         yield f"fault: {message} ({hint})"
 
 
@@ -36,7 +40,9 @@ def test_what_is_said_of_each_recipe():
 
 
 def test_shares_count_every_place_and_every_gemm_by_itself():
-    coverage = coverage_of(read_recipe("{gemms: [fprop], rest: fp8, wgrad: bf16}"), MATRICES, WHERE)
+    coverage = coverage_of(
+        read_recipe("{gemms: [fprop], rest: fp8, wgrad: bf16}"), MATRICES, WHERE
+    )
     low = {"matrices": 3, "flops_share": 1000 / 1200}
     high = {"matrices": 0, "flops_share": 0.0}
     assert coverage.as_json() == {

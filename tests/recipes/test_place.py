@@ -12,7 +12,14 @@ from tests.golden import check_answers
 
 MODELS = {
     "small": places(
-        ["0.attention.qkv", "0.ffn.gate_up", "0.ffn.down", "1.ffn.experts.0.down", "1.mixing", "head"],
+        [
+            "0.attention.qkv",
+            "0.ffn.gate_up",
+            "0.ffn.down",
+            "1.ffn.experts.0.down",
+            "1.mixing",
+            "head",
+        ],
         ["head"],
     ),
     "flat": places(["ffn.down", "attention.out"]),
@@ -30,13 +37,23 @@ def answers(line):
     followers = {}
     for name, place in layers.items():
         first, *later = phases_of(recipe, place)
-        then = (f", from {phase.start(1000)} {describe_layer(phase.recipe)}" for phase in later)
-        followers.setdefault(describe_layer(first.recipe) + "".join(then), []).append(name)
+        then = (
+            f", from {phase.start(1000)} {describe_layer(phase.recipe)}"
+            for phase in later
+        )
+        followers.setdefault(describe_layer(first.recipe) + "".join(then), []).append(
+            name
+        )
     for label, names in followers.items():
-        shown = " ".join(names) if len(names) <= 12 else f"{names[0]} … {names[-1]} ({len(names)})"
+        shown = (
+            " ".join(names)
+            if len(names) <= 12
+            else f"{names[0]} … {names[-1]} ({len(names)})"
+        )
         yield f"{label}: {shown}"
     yield from (
-        f"fault of rule {index}: {message} ({hint})" for index, message, hint in rule_faults(recipe, layers)
+        f"fault of rule {index}: {message} ({hint})"
+        for index, message, hint in rule_faults(recipe, layers)
     )
     yield from (f"no layer has the role {role}" for role in idle_roles(recipe, layers))
 

@@ -38,7 +38,9 @@ def outcome(line):
     if line.startswith("#"):
         return
     try:
-        yield describe(recipe(YAML_1_2.load(line.replace("ALL", "[fprop, dgrad, wgrad]"))))
+        yield describe(
+            recipe(YAML_1_2.load(line.replace("ALL", "[fprop, dgrad, wgrad]")))
+        )
     except SenselessRecipe as fault:
         yield f"{'.'.join(map(str, fault.path))}: {fault}"
 
@@ -49,10 +51,13 @@ def test_each_recipe_has_its_line():
 
 def test_a_recipe_is_read_from_text():
     assert read_recipe(" {gemms: [wgrad]}") == recipe({"gemms": ["wgrad"]})
-    with pytest.raises(ValueError, match=r"^a recipe cannot be '\{gemms: \[': not valid YAML$"):
+    with pytest.raises(
+        ValueError, match=r"^a recipe cannot be '\{gemms: \[': not valid YAML$"
+    ):
         read_recipe("{gemms: [")
     with pytest.raises(
-        ValueError, match=r"^hadamard_size: expected a Hadamard of this size, got none \(write"
+        ValueError,
+        match=r"^hadamard_size: expected a Hadamard of this size, got none \(write",
     ):
         read_recipe({"gemms": ["wgrad"], "stabiliser": "sr", "hadamard_size": 32})
 
@@ -67,11 +72,18 @@ def test_a_published_recipe_is_what_was_published(name):
     assert preset.source.url.startswith("https://")
     assert preset.published
     assert re.fullmatch(r"20\d\d(-\d\d){0,2}", preset.source.date)
-    assert re.fullmatch(r"(read in|bits compared with) (?!.* at [0-9a-f]{12}(?! \(20)).+", preset.checked)
+    assert re.fullmatch(
+        r"(read in|bits compared with) (?!.* at [0-9a-f]{12}(?! \(20)).+",
+        preset.checked,
+    )
 
 
 def test_no_two_published_recipes_are_the_same_or_described_alike():
     assert list(PRESETS) == list(PUBLISHED)
     lines = {describe(preset.recipe) for preset in PRESETS.values()}
-    assert len(lines) == len({preset.recipe for preset in PRESETS.values()}) == len(PRESETS)
+    assert (
+        len(lines)
+        == len({preset.recipe for preset in PRESETS.values()})
+        == len(PRESETS)
+    )
     assert max(map(len, lines)) < 230

@@ -32,8 +32,13 @@ LAYERS = {
 
 
 def test_a_role_is_in_the_name_or_in_the_layers_beside():
-    layers = places([name for names in LAYERS.values() for name in names.split()], heads=["lm_head"])
-    by_role = {role: " ".join(name for name in layers if layers[name].role == role) for role in LAYERS}
+    layers = places(
+        [name for names in LAYERS.values() for name in names.split()], heads=["lm_head"]
+    )
+    by_role = {
+        role: " ".join(name for name in layers if layers[name].role == role)
+        for role in LAYERS
+    }
     assert by_role == LAYERS
 
 

@@ -22,14 +22,24 @@ def flags_or_reason(recipe, stack):
         flags = flags_for(read_recipe(recipe), stack, steps=1000)
     except ValueError as error:
         return f"refused: {error}"
-    return " ".join([*(f"{name}={value}" for name, value in flags.env.items()), *flags.args])
+    return " ".join(
+        [*(f"{name}={value}" for name, value in flags.env.items()), *flags.args]
+    )
 
 
 def test_every_recipe_has_flags_or_a_reason():
     known = yaml.safe_load(GOLDEN.read_text())
-    written = (recipe for recipes in known.values() for recipe in recipes if recipe.startswith("{"))
+    written = (
+        recipe
+        for recipes in known.values()
+        for recipe in recipes
+        if recipe.startswith("{")
+    )
     asked = dict.fromkeys((*SHORT_RECIPES, *written))
-    answers = {stack: {recipe: flags_or_reason(recipe, stack) for recipe in asked} for stack in STACKS}
+    answers = {
+        stack: {recipe: flags_or_reason(recipe, stack) for recipe in asked}
+        for stack in STACKS
+    }
     check_text(GOLDEN, yaml.safe_dump(answers, sort_keys=False, width=200))
 
 
@@ -37,12 +47,18 @@ def test_every_recipe_has_flags_or_a_reason():
 def test_two_recipes_never_have_the_same_flags(stack):
     flags = [flags_or_reason(name, stack) for name in PRESETS]
     # Where the flags name our own code, it reads the recipe itself.
-    known = [text for text in flags if not text.startswith("refused") and "ablate.integrations" not in text]
+    known = [
+        text
+        for text in flags
+        if not text.startswith("refused") and "ablate.integrations" not in text
+    ]
     assert len(set(known)) == len(known)
 
 
 def test_resets_begin_at_a_step_that_must_be_known():
-    recipe = read_recipe({"preset": "primus-turbo", "deoscillate": {"from_fraction": 0.1}})
+    recipe = read_recipe(
+        {"preset": "primus-turbo", "deoscillate": {"from_fraction": 0.1}}
+    )
     with pytest.raises(ValueError, match="step at which the resets begin is not known"):
         flags_for(recipe, "primus")
 

@@ -25,7 +25,10 @@ def without_png(monkeypatch):
 
 def long_words_study(folder):
     """A study whose names and messages have no place to break; an arm's name would end the page's script."""
-    name = "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3 + "</script><img/src=x/onerror=alert(1)>"
+    name = (
+        "mxfp4_everywhere_with_a_name_that_does_not_break_" * 3
+        + "</script><img/src=x/onerror=alert(1)>"
+    )
     return build_study(
         folder,
         {"a": [line(3, 2, 1)], name: [line(3, 2, 1.2)]},

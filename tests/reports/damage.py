@@ -35,9 +35,16 @@ def damaged(content, draw):
     for _ in range(draw.choice([1, 1, 2, 3])):
         at, splinter = draw.randrange(len(content) + 1), draw.choice(SPLINTERS)
         new = draw.choice(
-            [splinter, splinter, draw.randbytes(1), draw.choice(content.splitlines(True) or [b""])]
+            [
+                splinter,
+                splinter,
+                draw.randbytes(1),
+                draw.choice(content.splitlines(True) or [b""]),
+            ]
         )
-        content = content[:at] + new + content[at + draw.choice([0, 0, 1, 2, 4, 8, 60]) :]
+        content = (
+            content[:at] + new + content[at + draw.choice([0, 0, 1, 2, 4, 8, 60]) :]
+        )
     return content
 
 

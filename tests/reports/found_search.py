@@ -7,7 +7,10 @@ from dataclasses import replace
 from ablate.reports.findings.search import Rung, SearchResult, TrialPoint
 from ablate.store.plan_file import DroppedCell
 
-FACTORS = {"recipe.gemms": ("none", "F", "F+D"), "recipe.stabiliser": ("none", "sr", "dht")}
+FACTORS = {
+    "recipe.gemms": ("none", "F", "F+D"),
+    "recipe.stabiliser": ("none", "sr", "dht"),
+}
 BAR = "pub|ished *odd* <b>$x$</b>"
 
 
@@ -23,13 +26,17 @@ def point(number, name, value, time, **more):
         "end": "ok",
         "why": None,
     }
-    return TrialPoint(number=number, name=name, value=value, modelled_time=time, **(values | more))
+    return TrialPoint(
+        number=number, name=name, value=value, modelled_time=time, **(values | more)
+    )
 
 
 def found_search(**more):
     first = (
         point(0, "bf16", 2.5, 1.0, on_front=True),
-        point(1, BAR, 2.61, 0.7, levels={"recipe.gemms": "–", "recipe.stabiliser": "–"}),
+        point(
+            1, BAR, 2.61, 0.7, levels={"recipe.gemms": "–", "recipe.stabiliser": "–"}
+        ),
         point(2, "F none", 2.58, 0.85),
         point(3, "F sr", 2.54, 0.85, on_front=True),
         point(4, "F+D sr", 2.6, 0.7, on_front=True),
@@ -59,6 +66,10 @@ def found_search(**more):
         },
         weighed=5,
         candidates=9,
-        dropped=(DroppedCell(name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"),),
+        dropped=(
+            DroppedCell(
+                name="none sr", reason="stabiliser 'sr' with no FP4 GEMM to act on"
+            ),
+        ),
     )
     return replace(search, **more)

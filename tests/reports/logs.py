@@ -12,7 +12,11 @@ def mllog(words):
         key, _, rest = word.partition("=")
         value, _, meta = rest.partition("@")
         what, _, number = meta.partition("=")
-        content = {"time_ms": 1.7e12, "key": key, "value": yaml.safe_load(value or "null")}
+        content = {
+            "time_ms": 1.7e12,
+            "key": key,
+            "value": yaml.safe_load(value or "null"),
+        }
         content["metadata"] = {what: yaml.safe_load(number)} if what else {}
         lines.append(f":::MLLOG {json.dumps(content)}")
     return lines

@@ -49,16 +49,24 @@ ENVIRONMENT = {
 
 
 def resolved_recipe(*gemms, hadamard=0, rest="bf16"):
-    fp4 = {side: {"format": "mxfp4", "hadamard": hadamard} for side in ("left", "right")}
+    fp4 = {
+        side: {"format": "mxfp4", "hadamard": hadamard} for side in ("left", "right")
+    }
     other = {side: {"format": rest, "hadamard": 0} for side in ("left", "right")}
-    return {gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")}
+    return {
+        gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")
+    }
 
 
 def smooth_curve(rng, *, cost=0.0, seed_noise=0.01, every=50_000, diverge_at=None):
     """Return a falling loss in which a token cost stretches the token axis."""
     tokens = np.arange(every, 1_000_001, every)
     pace = np.exp(rng.normal(0, seed_noise)) / (1 + cost)
-    loss = 1.3 + 4.0 * (1 + tokens * pace / 20_000) ** -0.45 + rng.normal(0, 0.0015, len(tokens))
+    loss = (
+        1.3
+        + 4.0 * (1 + tokens * pace / 20_000) ** -0.45
+        + rng.normal(0, 0.0015, len(tokens))
+    )
     if diverge_at is not None:
         keep = tokens <= diverge_at + 3 * every
         tokens, loss = tokens[keep], loss[keep]
@@ -75,7 +83,12 @@ def write_run(run, points, *, state, config, environment, message):
         write_record(run.environment_path, environment)
     for step, (tokens, loss, *second) in enumerate(points, 1):
         row = {"tokens": tokens, "step": step, "time_unix": 1.7e9 + step}
-        train = {"loss": loss + 0.02, "lr": 0.004, "grad_norm": 1.0, "tokens_per_sec": 31000.0}
+        train = {
+            "loss": loss + 0.02,
+            "lr": 0.004,
+            "grad_norm": 1.0,
+            "tokens_per_sec": 31000.0,
+        }
         append_line(run.metrics_path, {"kind": "train", **row, **train})
         evals = dict(zip(("val_loss", "val_loss_bf16"), (loss, *second), strict=False))
         append_line(run.metrics_path, {"kind": "eval", **row, **evals})
@@ -116,22 +129,38 @@ def build_study(
     base = TRAINING | training
     arms = []
     for name, seeds in curves.items():
-        config = {"training": base | own_training.get(name, NONE), "recipe": resolved_recipe()}
+        config = {
+            "training": base | own_training.get(name, NONE),
+            "recipe": resolved_recipe(),
+        }
         if model is not None:
-            whole = whole_config(Recipe(), model=ModelConfig(**model | own_model.get(name, {})))
+            whole = whole_config(
+                Recipe(), model=ModelConfig(**model | own_model.get(name, {}))
+            )
             whole = dataclasses.asdict(whole)
             config = whole | {"training": whole["training"] | config["training"]}
         config |= {"recipe": resolved[name]} if name in resolved else {}
         runs = []
         for seed, points in enumerate(seeds):
-            run_id = hashlib.sha256(f"{study}/{name}/{seed}{model or ''}".encode()).hexdigest()[:12]
+            run_id = hashlib.sha256(
+                f"{study}/{name}/{seed}{model or ''}".encode()
+            ).hexdigest()[:12]
             runs.append({"id": run_id, "seed": seed})
             write_run(
                 store.run(run_id), points, state=states.get((name, seed), "finished"),
                 message=messages.get((name, seed)), config=config | {"seed": seed}, environment=environment,
             )  # fmt: skip
-        arm = {"name": name, "description": None, "recipe": recipes.get(name, "bf16"), "runs": runs}
-        arm |= {"factors": factors.get(name, {}), "differs": differs.get(name, {}), "folded": []}
+        arm = {
+            "name": name,
+            "description": None,
+            "recipe": recipes.get(name, "bf16"),
+            "runs": runs,
+        }
+        arm |= {
+            "factors": factors.get(name, {}),
+            "differs": differs.get(name, {}),
+            "folded": [],
+        }
         if name in forks:
             arm["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
         arms.append(arm)
@@ -142,7 +171,11 @@ def build_study(
         "baseline": next(iter(curves)),
         "dropped": [],
     }
-    content["target"] = {"kind": "val_loss", "value": 2.2, "crossing": "confirmed"} | target
+    content["target"] = {
+        "kind": "val_loss",
+        "value": 2.2,
+        "crossing": "confirmed",
+    } | target
     content |= {"paired_seeds": False, "training": base, "arms": arms}
     write_record(store.plan_path, content | plan)
     return store
@@ -175,7 +208,10 @@ def arms_of(store):
 
 def hits(*tokens):
     """Runs of the seeds 0, 1, … that hit after so many tokens."""
-    return [Outcome(seed=seed, end="hit", low=float(t), high=float(t)) for seed, t in enumerate(tokens)]
+    return [
+        Outcome(seed=seed, end="hit", low=float(t), high=float(t))
+        for seed, t in enumerate(tokens)
+    ]
 
 
 def token_cost(arm, baseline, **more):
@@ -191,7 +227,10 @@ def line(*losses, every=100):
 def lines(text):
     """Return the evaluations of ``ARM: LOSS LOSS, LOSS LOSS; ARM: …``, a comma between runs."""
     arms = (arm.split(":") for arm in text.split("; "))
-    return {name: [line(*map(float, run.split())) for run in runs.split(",")] for name, runs in arms}
+    return {
+        name: [line(*map(float, run.split())) for run in runs.split(",")]
+        for name, runs in arms
+    }
 
 
 def ladder_study(folder, seed=1):
@@ -202,13 +241,20 @@ def ladder_study(folder, seed=1):
         "bf16": (0.0, "bf16", resolved_recipe()),
         "fp8": (0.004, "fp8", resolved_recipe(rest="fp8_e4m3")),
         "fprop": (0.06, "Fprop mxfp4; Dgrad+Wgrad bf16", resolved_recipe("fprop")),
-        "fprop+dgrad": (0.09, "Fprop+Dgrad mxfp4; Wgrad bf16", resolved_recipe("fprop", "dgrad")),
+        "fprop+dgrad": (
+            0.09,
+            "Fprop+Dgrad mxfp4; Wgrad bf16",
+            resolved_recipe("fprop", "dgrad"),
+        ),
         "all three": (0.24, "mxfp4", resolved_recipe(*three)),
         "all three, H16": (0.085, "mxfp4 DHT16", resolved_recipe(*three, hadamard=16)),
     }
     return build_study(
         folder,
-        {name: [smooth_curve(rng, cost=cost) for _ in range(2)] for name, (cost, _, _) in arms.items()},
+        {
+            name: [smooth_curve(rng, cost=cost) for _ in range(2)]
+            for name, (cost, _, _) in arms.items()
+        },
         recipes={name: recipe for name, (_, recipe, _) in arms.items()},
         resolved={name: recipe for name, (_, _, recipe) in arms.items()},
         study="quickstart",
@@ -223,9 +269,17 @@ def wide_study(folder):
     curves = {"fp8": [smooth_curve(rng) for _ in range(5)]}
     recipes = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
     messages = {("F H16", 4): "RuntimeError: out of memory"}
-    words = {"plain": ("none", 1.0), "SR": ("sr", 1.1), "RHT16": ("rht", 1.35), "H16": ("dht", 0.4)}
+    words = {
+        "plain": ("none", 1.0),
+        "SR": ("sr", 1.1),
+        "RHT16": ("rht", 1.35),
+        "H16": ("dht", 0.4),
+    }
     for (cost, low), (word, (stabiliser, factor)) in itertools.product(
-        zip((0.05, 0.09, 0.22), itertools.accumulate("FDW", "{}+{}".format), strict=True), words.items()
+        zip(
+            (0.05, 0.09, 0.22), itertools.accumulate("FDW", "{}+{}".format), strict=True
+        ),
+        words.items(),
     ):
         name = f"{low} {word}"
         if name == "F+D H16":
@@ -248,7 +302,10 @@ def wide_study(folder):
     return build_study(
         folder,
         curves,
-        states={run: "failed" if "memory" in text else "diverged" for run, text in messages.items()},
+        states={
+            run: "failed" if "memory" in text else "diverged"
+            for run, text in messages.items()
+        },
         messages=messages,
         study="amd-ladder",
         target={"value": 2.09},
@@ -262,7 +319,10 @@ NATIVE = ENVIRONMENT | {
     "backend_mode": "native", "gpu": GPU.name,
     "gpu_uuid": "GPU-1", "code": code_digest(),
 }  # fmt: skip
-RATES = {"fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1), "fp4": (150.2, 149.5, 150.9, 149.8, 151.0, 150.3)}
+RATES = {
+    "fp8": (100.0, 100.4, 99.8, 100.9, 99.9, 100.1),
+    "fp4": (150.2, 149.5, 150.9, 149.8, 151.0, 150.3),
+}
 SETTINGS = SpeedSettings(steps=10, warmup=3, repeats=3)
 
 
@@ -278,7 +338,9 @@ def native_study(folder, **plan):
     curves = lines("fp8: 3 2.5 1.8, 3 2.4 1.8; fp4: 3 2.6 1.9, 3 2.5 1.8")
     recipes = {"fp8": PRESETS["te-hybrid-fp8"].recipe, "fp4": PRESETS["amd-fdw"].recipe}
     resolved = {name: dataclasses.asdict(recipe) for name, recipe in recipes.items()}
-    return build_study(folder, curves, environment=NATIVE, model={}, resolved=resolved, **plan)
+    return build_study(
+        folder, curves, environment=NATIVE, model={}, resolved=resolved, **plan
+    )
 
 
 def speed_of(store, arm, **change):

@@ -25,9 +25,15 @@ def test_costs_and_runs_are_those_of_the_report(report):
     costs = study.costs()
     runs = study.runs()
     frames = (costs, runs.drop(columns="run_id"))
-    check_text("frames", "\n".join(frame.to_csv(index=False, float_format="%.6g") for frame in frames))
+    check_text(
+        "frames",
+        "\n".join(frame.to_csv(index=False, float_format="%.6g") for frame in frames),
+    )
     arms = json.loads(report.json.read_text())["arms"]
-    assert costs["loss_difference_high"].iloc[1] == arms[1]["final_loss"]["difference"]["high"]
+    assert (
+        costs["loss_difference_high"].iloc[1]
+        == arms[1]["final_loss"]["difference"]["high"]
+    )
     assert costs["token_cost_estimate"].dtype == np.float64
     assert list(runs["run_id"]) == [run["id"] for arm in arms for run in arm["runs"]]
 
@@ -40,22 +46,34 @@ def test_a_frame_is_the_callers_own_and_training_has_every_row(report):
     assert study.curves()["val_loss"].min() > 0
     training = study.training()
     path = next(store.glob("runs/*/metrics.jsonl"))
-    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["kind"] == "train"]
-    own = training[training["run_id"] == path.parent.name].drop(columns=["run_id", "arm", "seed"])
+    rows = [
+        row
+        for row in map(json.loads, path.read_text().splitlines())
+        if row["kind"] == "train"
+    ]
+    own = training[training["run_id"] == path.parent.name].drop(
+        columns=["run_id", "arm", "seed"]
+    )
     assert own.to_numpy().tolist() == [[row[key] for key in TRAINING] for row in rows]
 
 
-def test_a_loss_in_training_is_named_by_no_unit_where_the_log_may_have_another(make_study):
+def test_a_loss_in_training_is_named_by_no_unit_where_the_log_may_have_another(
+    make_study,
+):
     study = ablate.open_study(make_study({"a": [[(100, 2.0)]]}, loss_unit="bits").path)
     assert study.loss_unit == "bits/token"
     assert list(study.training()["loss"]) == [2.02]
 
 
-def test_what_is_not_there_or_damaged_is_one_line(report, make_study, tmp_path, monkeypatch):
+def test_what_is_not_there_or_damaged_is_one_line(
+    report, make_study, tmp_path, monkeypatch
+):
     store = report.html.parents[1]
     monkeypatch.setenv("ABLATE_STORAGE", str(store.parent))
     assert len(ablate.open_study(store.name).runs()) == 60
-    with pytest.raises(UserError, match=r"no study 'amd' in .* \(studies here: amd-ladder\)"):
+    with pytest.raises(
+        UserError, match=r"no study 'amd' in .* \(studies here: amd-ladder\)"
+    ):
         ablate.open_study("amd", storage=store.parent)
     with pytest.raises(UserError, match="no study has run there yet"):
         ablate.open_study(tmp_path / "nothing", storage=tmp_path / "empty")
@@ -71,7 +89,10 @@ def test_what_is_not_there_or_damaged_is_one_line(report, make_study, tmp_path, 
         ("ablate", "pandas pydantic"),
         ("ablate.cli, ablate.cli.report", "pandas scipy matplotlib numpy jinja2"),
         ("ablate.track.process, ablate.cli.report", "mlflow"),
-        ("ablate.train, ablate.execute.worker", "ray mlflow ruamel yaml optuna pandas matplotlib"),
+        (
+            "ablate.train, ablate.execute.worker",
+            "ray mlflow ruamel yaml optuna pandas matplotlib",
+        ),
         ("ablate.reports", "scipy.stats matplotlib.pyplot torch ray mlflow"),
     ],
 )

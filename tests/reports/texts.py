@@ -19,7 +19,12 @@ HERE = Path(__file__).parent
 def check_page(name, path):
     """Hold a page as Markdown to ``snapshots``."""
     text = path.read_text().replace(f"ablate {__version__}", "ablate VERSION")
-    check_text(name, text.replace(escape_markdown(str(path.parent)), "FOLDER").replace(code_digest(), "CODE"))
+    check_text(
+        name,
+        text.replace(escape_markdown(str(path.parent)), "FOLDER").replace(
+            code_digest(), "CODE"
+        ),
+    )
 
 
 def check_text(name, text):
@@ -32,11 +37,15 @@ def check_text(name, text):
 def check_words(name, lines):
     """Hold what is said in one case to ``words/verdicts.txt``."""
     golden = HERE / "words" / "verdicts.txt"
-    known = dict(re.findall(r"^## (.+)\n((?:.+\n)+)", golden.read_text(), flags=re.MULTILINE))
+    known = dict(
+        re.findall(r"^## (.+)\n((?:.+\n)+)", golden.read_text(), flags=re.MULTILINE)
+    )
     text = "".join(" ".join(line.split()) + "\n" for line in lines if line)
     if "REWRITE" in os.environ:
         known[name] = text
-        golden.write_text("\n".join(f"## {key}\n{words}" for key, words in known.items()))
+        golden.write_text(
+            "\n".join(f"## {key}\n{words}" for key, words in known.items())
+        )
     assert text == known[name]
 
 
@@ -48,8 +57,15 @@ def said_of(analysis):
         f"take: {verdict.take}",
         *(verdict.lead, verdict.more, verdict.count),
         *(f"{finding.tone}: {finding.text}" for finding in verdict.findings),
-        *(" | ".join(row) for table in matrix_tables(analysis, verdict.findings) for row in table.rows),
+        *(
+            " | ".join(row)
+            for table in matrix_tables(analysis, verdict.findings)
+            for row in table.rows
+        ),
         *verdict.notes,
-        *(f"! {text}" for text in (*caveats.notices(analysis), *caveats.warnings(analysis, ()))),
+        *(
+            f"! {text}"
+            for text in (*caveats.notices(analysis), *caveats.warnings(analysis, ()))
+        ),
         defined.get("Token cost") or defined["Final loss difference"],
     ]

@@ -21,5 +21,12 @@ def runs_of(text):
         elif first in _ENDS:
             found.append(Outcome(seed=seed, end=_ENDS[first], low=number))
         else:
-            found.append(Outcome(seed=seed, end="hit", low=0.0 if first == "<" else number, high=number))
+            found.append(
+                Outcome(
+                    seed=seed,
+                    end="hit",
+                    low=0.0 if first == "<" else number,
+                    high=number,
+                )
+            )
     return found

@@ -22,14 +22,18 @@ FIVE = Margin(kind="cost", value=0.05)
 
 
 def test_the_welch_interval_is_that_of_scipy():
-    expected = stats.ttest_ind(np.log(ARM), np.log(BASE), equal_var=False).confidence_interval()
+    expected = stats.ttest_ind(
+        np.log(ARM), np.log(BASE), equal_var=False
+    ).confidence_interval()
     cost = token_cost(hits(*ARM), hits(*BASE))
     assert cost.kind == "interval"
     assert cost.estimate == pytest.approx(stats.gmean(ARM) / stats.gmean(BASE) - 1)
     assert (cost.low, cost.high) == pytest.approx(tuple(np.expm1(expected)))
     mean = mean_tokens(hits(*ARM))
     low, high = stats.t.interval(0.95, 4, np.mean(np.log(ARM)), stats.sem(np.log(ARM)))
-    assert (mean.estimate, mean.low, mean.high) == pytest.approx((stats.gmean(ARM), *np.exp((low, high))))
+    assert (mean.estimate, mean.low, mean.high) == pytest.approx(
+        (stats.gmean(ARM), *np.exp((low, high)))
+    )
 
 
 def test_the_paired_interval_is_that_of_scipy_over_the_seeds_in_common():
@@ -69,12 +73,17 @@ def cost_of(text):
     return stats.gmean(sides[0]) / stats.gmean(sides[1]) - 1 if text else None
 
 
-@pytest.mark.parametrize(("arm", "base", "kind", "estimate", "low", "high", "reason"), rows_of(WITHOUT))
+@pytest.mark.parametrize(
+    ("arm", "base", "kind", "estimate", "low", "high", "reason"), rows_of(WITHOUT)
+)
 def test_without_an_interval_there_is_what_is_known_and_the_reason(
     arm, base, kind, estimate, low, high, reason
 ):
     cost = token_cost(runs_of(arm), runs_of(base))
-    assert (cost.kind, cost.n) == (kind, sum(run.end != "missing" for run in runs_of(arm)))
+    assert (cost.kind, cost.n) == (
+        kind,
+        sum(run.end != "missing" for run in runs_of(arm)),
+    )
     expected = tuple(map(cost_of, (estimate, low, high)))
     assert (cost.estimate, cost.low, cost.high) == pytest.approx(expected)
     assert reason in cost.note
@@ -102,7 +111,10 @@ def by_scipy(x, y, limit):
     """Return where pairs stand to a margin, by one-sided t tests at 5 %."""
 
     def shown(edge, side):
-        return stats.ttest_1samp(np.array(x) - np.array(y), edge, alternative=side).pvalue < 0.05
+        return (
+            stats.ttest_1samp(np.array(x) - np.array(y), edge, alternative=side).pvalue
+            < 0.05
+        )
 
     if shown(-limit, "greater") and shown(limit, "less"):
         return "within"
@@ -113,7 +125,10 @@ def test_a_margin_is_two_one_sided_tests():
     places = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        x, y = 18 + rng.normal(0.04 * (seed % 5 - 2), 0.02, 4), 18 + rng.normal(0, 0.01, 4)
+        x, y = (
+            18 + rng.normal(0.04 * (seed % 5 - 2), 0.02, 4),
+            18 + rng.normal(0, 0.01, 4),
+        )
         cost = token_cost(hits(*np.exp(x)), hits(*np.exp(y)), paired=True)
         places.append(standing(cost, None, FIVE))
         assert places[-1] == by_scipy(x, y, math.log(1.05))
@@ -123,12 +138,37 @@ def test_a_margin_is_two_one_sided_tests():
 @pytest.mark.parametrize(
     ("cost", "loss", "margin", "place"),
     [
-        (Cost(kind="none"), [0.001, 0.002, 0.0], Margin(kind="loss", value=0.01), "within"),
-        (Cost(kind="none"), [0.021, 0.022, 0.020], Margin(kind="loss", value=0.01), "outside"),
-        (Cost(kind="none"), [0.001, 0.030, 0.0], Margin(kind="loss", value=0.01), "open"),
+        (
+            Cost(kind="none"),
+            [0.001, 0.002, 0.0],
+            Margin(kind="loss", value=0.01),
+            "within",
+        ),
+        (
+            Cost(kind="none"),
+            [0.021, 0.022, 0.020],
+            Margin(kind="loss", value=0.01),
+            "outside",
+        ),
+        (
+            Cost(kind="none"),
+            [0.001, 0.030, 0.0],
+            Margin(kind="loss", value=0.01),
+            "open",
+        ),
         (Cost(kind="none"), None, Margin(kind="loss", value=0.01), "open"),
-        (Cost(kind="point", figure=Estimate(value=0.0, variance=0.0, degrees=0)), None, FIVE, "open"),
-        (Cost(kind="bound", restricted=Interval(estimate=0.2, low=0.1, high=0.3)), None, FIVE, "outside"),
+        (
+            Cost(kind="point", figure=Estimate(value=0.0, variance=0.0, degrees=0)),
+            None,
+            FIVE,
+            "open",
+        ),
+        (
+            Cost(kind="bound", restricted=Interval(estimate=0.2, low=0.1, high=0.3)),
+            None,
+            FIVE,
+            "outside",
+        ),
         (Cost(kind="bound", low=0.2), None, FIVE, "open"),
     ],
 )

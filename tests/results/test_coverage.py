@@ -23,7 +23,9 @@ sys.path.pop(0)  # names there are those of other modules, too
 
 
 def repeats(few, many):
-    return pytest.mark.parametrize("repeats", [few, pytest.param(many, marks=pytest.mark.exhaustive)])
+    return pytest.mark.parametrize(
+        "repeats", [few, pytest.param(many, marks=pytest.mark.exhaustive)]
+    )
 
 
 def error(repeats):
@@ -50,13 +52,26 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(n, cost, repeats):
 @repeats(300, 3000)
 @pytest.mark.parametrize(
     ("paired", "n", "width"),
-    [(True, 2, 0.4), (True, 3, 0.72), (True, 5, 0.92), (False, 2, 0.65), (False, 3, 0.92), (False, 5, 0.985)],
+    [
+        (True, 2, 0.4),
+        (True, 3, 0.72),
+        (True, 5, 0.92),
+        (False, 2, 0.65),
+        (False, 3, 0.92),
+        (False, 5, 0.985),
+    ],
 )
-def test_moderated_intervals_hold_the_truth_as_often_in_less_width(paired, n, width, repeats):
+def test_moderated_intervals_hold_the_truth_as_often_in_less_width(
+    paired, n, width, repeats
+):
     held, wide, *_ = by_arms(n, repeats, paired=paired, seed=n)
     own_held, own_wide, *_ = by_arms(n, repeats, paired=paired, moderated=False, seed=n)
     # The seven arms of a study share their baseline, so they are fewer than seven times as many draws.
-    assert 0.94 - error(2 * repeats) <= held <= (0.99 if (paired, n) == (False, 2) else 0.98)
+    assert (
+        0.94 - error(2 * repeats)
+        <= held
+        <= (0.99 if (paired, n) == (False, 2) else 0.98)
+    )
     assert 0.94 - error(2 * repeats) <= own_held
     assert wide < width * own_wide
 
@@ -68,14 +83,20 @@ def test_an_arm_of_another_spread_is_covered_less_often_and_its_own_interval_is_
 
 
 @repeats(500, 4000)
-@pytest.mark.parametrize(("n", "arms", "spread"), [(2, 7, 3), (3, 7, 2), (3, 7, 3), (5, 7, 3), (3, 1, 3)])
-def test_without_pairs_a_baseline_of_another_spread_is_allowed_for(n, arms, spread, repeats):
+@pytest.mark.parametrize(
+    ("n", "arms", "spread"), [(2, 7, 3), (3, 7, 2), (3, 7, 3), (5, 7, 3), (3, 1, 3)]
+)
+def test_without_pairs_a_baseline_of_another_spread_is_allowed_for(
+    n, arms, spread, repeats
+):
     held, *_ = by_arms(n, repeats, paired=False, arms=arms, odd_base=spread, seed=n)
     assert 0.93 - error(repeats) <= held <= 0.97 + error(repeats)
 
 
 @repeats(100, 1000)
-@pytest.mark.parametrize(("cost", "fewer"), [(0.0, None), (0.08, 0.95), (0.15, 0.8), (0.3, 0.75)])
+@pytest.mark.parametrize(
+    ("cost", "fewer"), [(0.0, None), (0.08, 0.95), (0.15, 0.8), (0.3, 0.75)]
+)
 def test_seeds_until_settled_hold_at_every_look_and_are_fewer(cost, fewer, repeats):
     held, used = by_settled(cost, repeats)
     assert held >= 0.95 - error(repeats)

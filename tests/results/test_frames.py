@@ -53,7 +53,9 @@ def test_odd_rows_are_left_out(make_study, lines, losses):
     with run.metrics_path.open("a") as file:
         file.write("\n".join(lines.split("; ")).replace(";", "\n"))
     reseal(run)
-    assert load_frames(store).evals["val_loss"].tolist() == [*map(float, losses.split())]
+    assert load_frames(store).evals["val_loss"].tolist() == [
+        *map(float, losses.split())
+    ]
 
 
 FILES = (
@@ -75,7 +77,9 @@ def test_nothing_of_a_damaged_run_is_a_number(make_study, file, damage):
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(content[:-2] if damage == "cut" else content.replace(b"1", b"7", 1))
+        path.write_bytes(
+            content[:-2] if damage == "cut" else content.replace(b"1", b"7", 1)
+        )
     frames = load_frames(store)
     (_, damaged), (other, finished) = frames.runs.items()
     assert (damaged.status.state, finished.status.state) == ("damaged", "finished")

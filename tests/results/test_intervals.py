@@ -21,7 +21,9 @@ from ablate.results.intervals import (
     t_interval,
 )
 
-values = st.lists(st.floats(-5, 5), min_size=2, max_size=8, unique=True).filter(lambda x: np.ptp(x) > 1e-6)
+values = st.lists(st.floats(-5, 5), min_size=2, max_size=8, unique=True).filter(
+    lambda x: np.ptp(x) > 1e-6
+)
 
 
 @given(samples=st.tuples(values, values, values, values))
@@ -30,7 +32,9 @@ def test_two_samples_are_welchs_and_four_satterthwaites(samples):
     a, b, c, d = map(mean_estimate, samples)
     theirs = stats.ttest_ind(*samples[:2], equal_var=False)
     parts = np.array([np.var(x, ddof=1) / len(x) for x in samples])
-    degrees = parts.sum() ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, samples, strict=True))
+    degrees = parts.sum() ** 2 / sum(
+        v**2 / (len(x) - 1) for v, x in zip(parts, samples, strict=True)
+    )
     middle = a.value - b.value - c.value + d.value
     four = stats.t.interval(0.95, degrees, loc=middle, scale=math.sqrt(parts.sum()))
     for found, df, ends in (
@@ -39,7 +43,9 @@ def test_two_samples_are_welchs_and_four_satterthwaites(samples):
     ):
         assert found.degrees == pytest.approx(df, rel=1e-9)
         interval = t_interval(found)
-        assert (interval.low, interval.high) == pytest.approx(tuple(ends), rel=1e-7, abs=1e-9)
+        assert (interval.low, interval.high) == pytest.approx(
+            tuple(ends), rel=1e-7, abs=1e-9
+        )
 
 
 def test_no_interval_where_a_side_has_none_or_figures_are_beyond_all_reckoning():
@@ -54,20 +60,28 @@ def test_no_interval_where_a_side_has_none_or_figures_are_beyond_all_reckoning()
         (difference(huge, many), TOO_LARGE),
         (difference(many, same), None),
     ):
-        assert (t_interval(found).note, t_interval(found).low is None) == (note, note is not None)
+        assert (t_interval(found).note, t_interval(found).low is None) == (
+            note,
+            note is not None,
+        )
 
 
 # ---- several arms against one baseline -------------------------------------------------------------------
 
 
 def compare(arms, base, *, paired):
-    sides = {name: (list(enumerate(arm)), list(enumerate(base))) for name, arm in enumerate(arms)}
+    sides = {
+        name: (list(enumerate(arm)), list(enumerate(base)))
+        for name, arm in enumerate(arms)
+    }
     return contrasts(sides, Method(paired=paired))
 
 
 def drawn(seed, m, n, spreads=None):
     rng = np.random.default_rng(seed)
-    return rng.normal(0, 1, (m, n)) * np.array(spreads or [1.0] * m)[:, None], rng.normal(0, 1, n)
+    return rng.normal(0, 1, (m, n)) * np.array(spreads or [1.0] * m)[
+        :, None
+    ], rng.normal(0, 1, n)
 
 
 def ends(estimate):
@@ -83,9 +97,13 @@ def test_paired_by_the_formula(m, n):
     d0 = min(3.0, 3 * own * (m - 1) / (m + 3))
     for arm, found in compare(arms, base, paired=True).items():
         variance = (d0 * variances.mean() + own * variances[arm]) / (d0 + own)
-        expected = stats.t.interval(0.95, d0 + own, apart[arm].mean(), math.sqrt(variance / n))
+        expected = stats.t.interval(
+            0.95, d0 + own, apart[arm].mean(), math.sqrt(variance / n)
+        )
         assert ends(found.estimate) == pytest.approx(expected)
-        assert ends(found.own) == pytest.approx(tuple(stats.ttest_rel(arms[arm], base).confidence_interval()))
+        assert ends(found.own) == pytest.approx(
+            tuple(stats.ttest_rel(arms[arm], base).confidence_interval())
+        )
 
 
 @pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2)])
@@ -118,10 +136,16 @@ def test_an_arm_that_spreads_more_than_the_others_is_named():
 
 
 @pytest.mark.parametrize("m", [1, 6])
-def test_a_baseline_that_spreads_more_than_the_arms_is_named_and_keeps_its_own_variance(m):
+def test_a_baseline_that_spreads_more_than_the_arms_is_named_and_keeps_its_own_variance(
+    m,
+):
     arms, base = drawn(4, m, 5)
-    assert not any(one.baseline_stands_out for one in compare(arms, base, paired=False).values())
-    assert (8 * base).var(ddof=1) / arms.var(axis=1, ddof=1).mean() > stats.f.ppf(0.9, 4, 4 * m)
+    assert not any(
+        one.baseline_stands_out for one in compare(arms, base, paired=False).values()
+    )
+    assert (8 * base).var(ddof=1) / arms.var(axis=1, ddof=1).mean() > stats.f.ppf(
+        0.9, 4, 4 * m
+    )
     for one in compare(arms, 8 * base, paired=False).values():
         assert one.baseline_stands_out
         assert one.estimate.variance == pytest.approx(one.own.variance, rel=0.03)

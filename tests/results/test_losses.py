@@ -7,7 +7,13 @@ import pytest
 from scipy import stats
 
 from ablate.results.intervals import NO_PAIRS, Method
-from ablate.results.losses import Curve, common_grids, difference_bands, final_differences, final_loss
+from ablate.results.losses import (
+    Curve,
+    common_grids,
+    difference_bands,
+    final_differences,
+    final_loss,
+)
 
 
 def curve(losses, *, seed=0, end="hit"):
@@ -20,7 +26,14 @@ def curve(losses, *, seed=0, end="hit"):
             at += 100
             pairs.append((at, float(word)))
     tokens, loss = np.array(pairs).reshape(-1, 2).T
-    return Curve(run_id=f"{seed}", arm="a", seed=seed, end=end, tokens=tokens.astype(int), loss=loss)
+    return Curve(
+        run_id=f"{seed}",
+        arm="a",
+        seed=seed,
+        end=end,
+        tokens=tokens.astype(int),
+        loss=loss,
+    )
 
 
 def curves(*losses):
@@ -31,7 +44,9 @@ def curves(*losses):
 def differences(arm, base, **more):
     """Return the final difference, and the band."""
     sides, how = {"a": (arm, base)}, Method(moderated=False, **more)
-    return tuple(found(sides, how)["a"] for found in (final_differences, difference_bands))
+    return tuple(
+        found(sides, how)["a"] for found in (final_differences, difference_bands)
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,22 +61,31 @@ def differences(arm, base, **more):
         ([curve("4 3"), curve("", end="diverged")], [], []),
     ],
 )
-def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_diverges(own, tokens, mean):
+def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_diverges(
+    own, tokens, mean
+):
     (grid,) = common_grids(own)
     assert (grid.tokens.tolist(), grid.mean.tolist()) == (tokens, mean)
 
 
 def test_final_loss_and_difference_at_equal_tokens_by_welch():
-    arm, base = curves("3 2 1.5", "3 2 1.7", "3 2.1 1.6"), curves("3 1.9 1.2 1.0", "3 1.8 1.3 1.1")
+    arm, base = (
+        curves("3 2 1.5", "3 2 1.7", "3 2.1 1.6"),
+        curves("3 1.9 1.2 1.0", "3 1.8 1.3 1.1"),
+    )
     assert final_loss(base).estimate == pytest.approx(1.05)
     found, band = differences(arm, base)
-    expected = stats.ttest_ind([1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False).confidence_interval()
+    expected = stats.ttest_ind(
+        [1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False
+    ).confidence_interval()
     assert (found.tokens, found.n, found.n_baseline) == (300, 3, 2)
     for low, middle, high in (
         (found.low, found.estimate, found.high),
         (band.low[2], band.difference[2], band.high[2]),
     ):
-        assert (low, middle, high) == pytest.approx((expected.low, 1.6 - 1.25, expected.high))
+        assert (low, middle, high) == pytest.approx(
+            (expected.low, 1.6 - 1.25, expected.high)
+        )
     assert np.isnan(differences(arm[:1], base)[1].low).all()
 
 
@@ -69,9 +93,13 @@ def test_paired_seeds_are_compared_by_their_differences():
     first, *arm = curves("3 1.5", "3 1.7", "3 1.6")
     arm.append(first)  # in any order
     base = [*curves("3 1.2", "2.9 1.3"), curve("2.8 1.0", seed=7)]
-    expected = stats.ttest_1samp([1.5 - 1.2, 1.7 - 1.3], 0).confidence_interval()  # of seeds 0 and 1
+    expected = stats.ttest_1samp(
+        [1.5 - 1.2, 1.7 - 1.3], 0
+    ).confidence_interval()  # of seeds 0 and 1
     found, band = differences(arm, base, paired=True)
-    assert (found.low, found.estimate, found.high) == pytest.approx((expected.low, 0.35, expected.high))
+    assert (found.low, found.estimate, found.high) == pytest.approx(
+        (expected.low, 0.35, expected.high)
+    )
     assert (band.low[1], band.high[1]) == pytest.approx((expected.low, expected.high))
     strangers = [curve("3 1.2", seed=8), curve("2.9 1.3", seed=1)]
     assert differences(arm, strangers, paired=True)[0] == replace(

@@ -54,13 +54,19 @@ def test_a_run_of_another_setting_than_most_is_no_result(study, odd, rest, apart
     frames = study(json.loads(odd), json.loads(rest))
     analysis = analyse(frames)
     last = frames.plan.arms[1].runs[2].id
-    found = [(one.run, f"{one.setting}: {one.own}, {one.others}") for one in analysis.set_apart]
+    found = [
+        (one.run, f"{one.setting}: {one.own}, {one.others}")
+        for one in analysis.set_apart
+    ]
     assert found == ([(last, apart)] if apart else [])
     assert [arm.n for arm in analysis.arms] == [3, 2 if apart else 3]
     if apart:
         (one,) = analysis.set_apart
         said = "".join(warnings(analysis, ()))
-        assert f"Not pooled: 1 run of fp4, of other {one.setting.replace('_', ' ')} ({one.own}; " in said
+        assert (
+            f"Not pooled: 1 run of fp4, of other {one.setting.replace('_', ' ')} ({one.own}; "
+            in said
+        )
         assert [arm.n for arm in analyse(waiving(frames, one.setting)).arms] == [3, 3]
 
 
@@ -75,12 +81,22 @@ evaluation | {"training": {"tokens": 300, "eval_tokens": 5, "evaluate_in": "bf16
 
 
 @pytest.mark.parametrize(("setting", "change"), rows_of(MEASURED))
-def test_an_arm_measured_with_something_else_has_no_token_cost(make_study, setting, change):
+def test_an_arm_measured_with_something_else_has_no_token_cost(
+    make_study, setting, change
+):
     store = make_study(CURVES)
-    same = {"data_digest": "d", "vocab_size": 256, "training": {"tokens": 300, "eval_tokens": 5}}
+    same = {
+        "data_digest": "d",
+        "vocab_size": 256,
+        "training": {"tokens": 300, "eval_tokens": 5},
+    }
     for arm, entry in store.plan().runs():
         run = store.run(entry.id)
-        rewrite(run, run.config_path, **same | (json.loads(change) if arm.name == "fp4" else {}))
+        rewrite(
+            run,
+            run.config_path,
+            **same | (json.loads(change) if arm.name == "fp4" else {}),
+        )
     frames = load_frames(store)
     assert {run.setting for run in find_set_apart(frames)} == {setting} - {""}
     assert (analyse(frames).arms[1].token_cost.kind == "none") == bool(setting)

@@ -95,8 +95,12 @@ def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first()
     runs = {"base": BASE, "a": runs_of("150 152 - - -"), "b": runs_of("100 - - - -")}
     found = decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base")
     assert (found.seeds, found.stopped) == (2, {})
-    runs["b"][1] = replace(runs["b"][1], lost=True)  # a run that failed is not waited for
-    assert set(decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base").stopped) == {"a"}
+    runs["b"][1] = replace(
+        runs["b"][1], lost=True
+    )  # a run that failed is not waited for
+    assert set(decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base").stopped) == {
+        "a"
+    }
     # Two results of three seeds are no third look.
     runs["b"] = [*runs_of("120"), runs["b"][1], *runs_of("- - 119 - -")[2:]]
     assert set(decide(runs, SETTLED, MODERATED, baseline="base").stopped) == {"a"}
@@ -104,13 +108,21 @@ def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first()
 
 def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
     for going, seeds in (("98 108 - - -", 3), ("98 108 101 99 -", 5)):
-        arms = {"base": BASE, "costly": runs_of("150 152 149 - -"), "open": runs_of(going)}
+        arms = {
+            "base": BASE,
+            "costly": runs_of("150 152 149 - -"),
+            "open": runs_of(going),
+        }
         found = decide(arms, SETTLED, MODERATED, baseline="base")
         assert (set(found.stopped), found.seeds) == ({"costly"}, seeds)
     few = runs_of("100 101 - - -")
     alone = {"base": few, "costly": runs_of("150 152 - - -"), "base again": few}
-    done = decide(alone, SETTLED, MODERATED, baseline="base", never=frozenset({"base again"}))
-    assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(alone, 2)
+    done = decide(
+        alone, SETTLED, MODERATED, baseline="base", never=frozenset({"base again"})
+    )
+    assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(
+        alone, 2
+    )
     assert done.seeds == 2
 
 
@@ -126,12 +138,18 @@ def stopped(make_study):
     curves = {
         "bf16": [smooth_curve(rng) for _ in range(5)],
         "fair": [smooth_curve(rng, cost=0.02) for _ in range(5)],
-        "bad": [smooth_curve(rng, cost=0.5) for _ in range(3)] + [smooth_curve(rng, cost=-0.5)[:4], []],
-        "wild": [smooth_curve(rng, cost=0.1, diverge_at=200_000) for _ in range(2)] + [[], [], []],
+        "bad": [smooth_curve(rng, cost=0.5) for _ in range(3)]
+        + [smooth_curve(rng, cost=-0.5)[:4], []],
+        "wild": [smooth_curve(rng, cost=0.1, diverge_at=200_000) for _ in range(2)]
+        + [[], [], []],
     }
     states = {("bad", 3): "stopped", ("bad", 4): "pending"}
-    states |= {("wild", seed): "diverged" if seed < 2 else "pending" for seed in range(5)}
-    return make_study(curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own")
+    states |= {
+        ("wild", seed): "diverged" if seed < 2 else "pending" for seed in range(5)
+    }
+    return make_study(
+        curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own"
+    )
 
 
 def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
@@ -147,14 +165,22 @@ def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     # A run that ended after the look by chance is not used.
     late = stopped.run(stopped.plan().arms[2].runs[3].id)
     for tokens, loss in line(*[1.9] * 10, every=100_000):
-        append_line(late.metrics_path, {"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss})
+        append_line(
+            late.metrics_path,
+            {"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss},
+        )
     late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
     after = arms_of(stopped)["bad"]
     assert (after.token_cost, after.runs[3].end) == (bad.token_cost, "unused")
 
 
 def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
-    unused = {run.run_id for arm in arms_of(stopped).values() for run in arm.runs if run.end == "unused"}
+    unused = {
+        run.run_id
+        for arm in arms_of(stopped).values()
+        for run in arm.runs
+        if run.end == "unused"
+    }
     found = Unneeded(stopped)()
     assert set(found) == unused
     assert "2 of its runs have diverged" in found.values()
@@ -172,10 +198,24 @@ def settled_study(make_study, arms, **more):
         return [(t, float(2 + 0.5 * np.log(tokens / t))) for t in range(50, 401, 25)]
 
     seeds = {name: list(map(float, own.split())) for name, own in arms.items()}
-    curves = {name: [curve(t) for t in own] + [[]] * (5 - len(own)) for name, own in seeds.items()}
-    states = {(name, seed): "stopped" for name, own in seeds.items() for seed in range(len(own), 5)}
+    curves = {
+        name: [curve(t) for t in own] + [[]] * (5 - len(own))
+        for name, own in seeds.items()
+    }
+    states = {
+        (name, seed): "stopped"
+        for name, own in seeds.items()
+        for seed in range(len(own), 5)
+    }
     rule = {"settled": {"looks": [2, 3, 4, 5]}}
-    return make_study(curves, states=states, target={"value": 2.0}, stop=rule, paired_seeds=True, **more)
+    return make_study(
+        curves,
+        states=states,
+        target={"value": 2.0},
+        stop=rule,
+        paired_seeds=True,
+        **more,
+    )
 
 
 def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
@@ -186,7 +226,9 @@ def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
     found = arms_of(settled_study(make_study, arms))
     assert found["quick"].stopped.seeds == 2
     first = {name: runs_of(own)[:2] for name, own in arms.items()}
-    sides = {name: (own, first["base"]) for name, own in first.items() if name != "base"}
+    sides = {
+        name: (own, first["base"]) for name, own in first.items() if name != "base"
+    }
     at_look = token_costs(sides, MODERATED)["quick"]
     cost = found["quick"].token_cost
     assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
@@ -194,7 +236,11 @@ def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
 
 
 def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
-    arms = {"bf16": "200 202 199 201 200", "fprop": "300 306", "both": "320 322 330 318 325"}
+    arms = {
+        "bf16": "200 202 199 201 200",
+        "fprop": "300 306",
+        "both": "320 322 330 318 325",
+    }
     gemms = {"bf16": (), "fprop": ("fprop",), "both": ("fprop", "dgrad")}
     resolved = {name: resolved_recipe(*own) for name, own in gemms.items()}
     analysis = analysed(settled_study(make_study, arms, resolved=resolved))

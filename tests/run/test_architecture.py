@@ -20,20 +20,35 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_names_shapes_and_parameters(model):
     decoder = Decoder(model, 300, 32, MagicMock())
-    assert {(layer.name, layer.inputs, layer.outputs) for layer in linear_layers(model, 300)} == {
+    assert {
+        (layer.name, layer.inputs, layer.outputs) for layer in linear_layers(model, 300)
+    } == {
         (layer.name, layer.in_features, layer.out_features)
         for layer in decoder.modules()
         if isinstance(layer, QuantLinear)
     }
     size = model_size(model, vocab_size=300, seq_len=32)
-    assert size.parameters == sum(parameter.numel() for parameter in decoder.parameters())
+    assert size.parameters == sum(
+        parameter.numel() for parameter in decoder.parameters()
+    )
 
 
 def test_a_token_goes_through_its_experts_alone():
-    dense, sparse = (ModelConfig(experts=experts, experts_per_token=2) for experts in (2, 8))
-    flops = [model_size(model, vocab_size=256, seq_len=128).flops_per_token for model in (dense, sparse)]
-    assert flops[1] - flops[0] == 6 * sparse.layers * (8 - 2) * sparse.width  # the router's
-    shares = {layer.token_share for layer in linear_layers(sparse, 256) if ".experts." in layer.name}
+    dense, sparse = (
+        ModelConfig(experts=experts, experts_per_token=2) for experts in (2, 8)
+    )
+    flops = [
+        model_size(model, vocab_size=256, seq_len=128).flops_per_token
+        for model in (dense, sparse)
+    ]
+    assert (
+        flops[1] - flops[0] == 6 * sparse.layers * (8 - 2) * sparse.width
+    )  # the router's
+    shares = {
+        layer.token_share
+        for layer in linear_layers(sparse, 256)
+        if ".experts." in layer.name
+    }
     assert shares == {0.25}
 
 
@@ -50,9 +65,13 @@ PUBLISHED = {  # vocabulary, parameters of the published weights, tolerance
 }
 
 
-@pytest.mark.parametrize("name", sorted({*PRESETS} - {"llama-tiny", "moe-tiny", "gpt-tiny"}))
+@pytest.mark.parametrize(
+    "name", sorted({*PRESETS} - {"llama-tiny", "moe-tiny", "gpt-tiny"})
+)
 def test_presets_have_the_parameters_of_the_published_models(name):
     vocab_size, parameters, rel = PUBLISHED[name]
     seq_len = 1024 if name.startswith("gpt") else 8192
-    size = model_size(ModelConfig(**PRESETS[name]), vocab_size=vocab_size, seq_len=seq_len)
+    size = model_size(
+        ModelConfig(**PRESETS[name]), vocab_size=vocab_size, seq_len=seq_len
+    )
     assert size.parameters == pytest.approx(parameters, rel=rel)

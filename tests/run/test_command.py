@@ -7,7 +7,14 @@ import pytest
 from ablate.base.errors import UserError
 from ablate.recipes import PRESETS, read_recipe
 from ablate.recipes.stacks import Flags
-from ablate.run.command import Command, digest_of, filled, lacks_proof, result_files, variables_of
+from ablate.run.command import (
+    Command,
+    digest_of,
+    filled,
+    lacks_proof,
+    result_files,
+    variables_of,
+)
 from ablate.run.log_rows import LogSource
 
 METRICS = LogSource(preset="megatron")
@@ -25,10 +32,19 @@ def test_only_known_templates_are_replaced():
 
 def test_lists_become_words_and_the_studys_own_variables_win():
     written = command(
-        "run", "{recipe_args}", "{args}", args=["--x", "1"], env={"A": "own", "B": "2"}, expect=["own"]
+        "run",
+        "{recipe_args}",
+        "{args}",
+        args=["--x", "1"],
+        env={"A": "own", "B": "2"},
+        expect=["own"],
     )
     flags = Flags(
-        args=("--fp4", "e2m1"), env={"A": "recipe's", "C": "3"}, expect=("fp4",), refuse=("bf16",), read_in=""
+        args=("--fp4", "e2m1"),
+        env={"A": "recipe's", "C": "3"},
+        expect=("fp4",),
+        refuse=("bf16",),
+        read_in="",
     )
     ready = written.with_recipe(flags)
     assert ready.words == ["run", "--fp4", "e2m1", "--x", "1"]
@@ -61,7 +77,11 @@ def test_files_that_count(tmp_path):
     (tmp_path / "set.yaml").write_text("lr: 1")
     words = ("python", "train.py", "--config=set.yaml", "--empty=", "--seed={seed}")
     trainer = command(*words, cwd=str(tmp_path), files=["configs/*.sh"])
-    assert [path.name for path in result_files(trainer)] == ["train.py", "set.yaml", "a.sh"]
+    assert [path.name for path in result_files(trainer)] == [
+        "train.py",
+        "set.yaml",
+        "a.sh",
+    ]
     before = digest_of(trainer)
     (tmp_path / "notes.txt").write_text("no part of it")
     assert digest_of(trainer) == before
@@ -72,16 +92,25 @@ def test_files_that_count(tmp_path):
 
 
 def test_the_identity_leaves_out_what_changes_no_result():
-    same = command("run", "{seed}", cwd="/a", secrets=["KEY"], expect=["x"], grace_sec=5.0)
+    same = command(
+        "run", "{seed}", cwd="/a", secrets=["KEY"], expect=["x"], grace_sec=5.0
+    )
     assert same.identity == command("run", "{seed}", cwd="/b").identity
     assert command("run", "{seed}", version="1").identity != same.identity
     assert command("run", "{args}", args=["{seed}"]).identity == same.identity
 
 
 def test_a_recipe_comes_out_of_the_environment_as_it_went_in():
-    phases = {"preset": "primus-gpt-oss", "phases": [{"from_fraction": 0.5, "recipe": "bf16"}]}
+    phases = {
+        "preset": "primus-gpt-oss",
+        "phases": [{"from_fraction": 0.5, "recipe": "bf16"}],
+    }
     for written in (*PRESETS, phases):
         recipe = read_recipe(written)
         variables = variables_of(recipe, {"seed": 3, "tokens": 4096, "steps": 16})
         assert read_recipe(variables.pop("ABLATE_RECIPE")) == recipe
-        assert variables == {"ABLATE_SEED": "3", "ABLATE_TOKENS": "4096", "ABLATE_TOKENS_PER_STEP": "256"}
+        assert variables == {
+            "ABLATE_SEED": "3",
+            "ABLATE_TOKENS": "4096",
+            "ABLATE_TOKENS_PER_STEP": "256",
+        }

@@ -108,9 +108,21 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
         return run_id(replace(CONFIG, model=model, data=data, trainer=trainer, **more))
 
     for here, there, other in (
-        ({"model": "/here/m.py:build"}, {"model": "/there/n.py:build"}, {"model": "/here/m.py:other"}),
-        ({"trainer": "/here/t.py:run"}, {"trainer": "/there/t.py:run"}, {"trainer": "/here/t.py:other"}),
-        ({"tokenizer": "/here/tok.json"}, {"tokenizer": "/there/tok.json"}, {"tokenizer": "other/gpt2"}),
+        (
+            {"model": "/here/m.py:build"},
+            {"model": "/there/n.py:build"},
+            {"model": "/here/m.py:other"},
+        ),
+        (
+            {"trainer": "/here/t.py:run"},
+            {"trainer": "/there/t.py:run"},
+            {"trainer": "/here/t.py:other"},
+        ),
+        (
+            {"tokenizer": "/here/tok.json"},
+            {"tokenizer": "/there/tok.json"},
+            {"tokenizer": "other/gpt2"},
+        ),
         ({"hf": "/here/m"}, {"hf": "/there/n"}, {"hf": "/here/m", "code_digest": "c2"}),
         ({}, {}, {"model": "a.c:build"}),
     ):
@@ -118,14 +130,20 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
         assert run(**here) != run(**other)
 
 
-@pytest.mark.parametrize(("rest", "version"), [("fp8", RESULT_VERSION), ("fp8-delayed", RESULT_VERSION + 1)])
+@pytest.mark.parametrize(
+    ("rest", "version"), [("fp8", RESULT_VERSION), ("fp8-delayed", RESULT_VERSION + 1)]
+)
 def test_the_id_is_what_the_documentation_says(rest, version):
     model = ModelConfig(width=256, layers=4)
     recipe = resolve(RecipeSpec(rest=rest))
     config = replace(CONFIG, model=model, recipe=recipe, trainer=None, fork=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del content["trainer"], content["fork"], content["replayed"]  # None stands for nothing
+    del (
+        content["trainer"],
+        content["fork"],
+        content["replayed"],
+    )  # None stands for nothing
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}
@@ -136,7 +154,10 @@ def test_the_id_is_what_the_documentation_says(rest, version):
         allow_nan=False,
     )
     expected = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert run_ids(config, [10**15, seed]) == [run_id(replace(config, seed=10**15)), expected]
+    assert run_ids(config, [10**15, seed]) == [
+        run_id(replace(config, seed=10**15)),
+        expected,
+    ]
 
 
 def test_what_recipes_got_later_is_no_part_of_an_older_id():
@@ -144,16 +165,23 @@ def test_what_recipes_got_later_is_no_part_of_an_older_id():
     (rule,) = json.loads(plain.text)["rules"]
     assert rule.keys() == {"match", "first", "last", "head", "recipe"}
     rules = [
-        LayerRule(last=1, role=role) for role in ((), "head", ["ffn", "attention"], ["attention", "ffn"])
+        LayerRule(last=1, role=role)
+        for role in ((), "head", ["ffn", "attention"], ["attention", "ffn"])
     ]
-    ids = [run_id(replace(CONFIG, recipe=replace(plain, rules=(rule,)))) for rule in rules]
+    ids = [
+        run_id(replace(CONFIG, recipe=replace(plain, rules=(rule,)))) for rule in rules
+    ]
     assert len(set(ids)) == 3
     assert ids[2] == ids[3]
 
 
 def test_before_its_fork_a_run_is_its_parent():
     whole = replace(CONFIG, trainer=None, fork=None)
-    fork = Fork(tokens=4096, recipe=whole.recipe, training=replace(whole.training, learning_rate=1e-4))
+    fork = Fork(
+        tokens=4096,
+        recipe=whole.recipe,
+        training=replace(whole.training, learning_rate=1e-4),
+    )
     forked = replace(whole, fork=fork)
     assert run_id(forked) != run_id(whole)
     assert forked.parent == replace(whole, training=fork.training)

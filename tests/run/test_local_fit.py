@@ -14,7 +14,11 @@ TRUE = math.exp(3.5 / 0.3)  # where the curve crosses 1.5
 
 
 def curve(tokens=TOKENS, noise=0.0, seed=0):
-    return 5 - 0.3 * np.log(tokens) + np.random.default_rng(seed).normal(0, noise, len(tokens))
+    return (
+        5
+        - 0.3 * np.log(tokens)
+        + np.random.default_rng(seed).normal(0, noise, len(tokens))
+    )
 
 
 def crossing(loss, target=1.5, tokens=TOKENS, spans=ALWAYS):
@@ -28,7 +32,9 @@ def by_hand(tokens, loss, place, weights):
     width = max(WIDTH, np.sort(np.abs(x))[4])
     weights = np.clip(1 - (np.abs(x) / width) ** 3, 0, None) ** 3 * weights
     counts = weights > 0
-    return np.polyval(np.polyfit(x[counts], loss[counts], 1, w=np.sqrt(weights[counts])), 0)
+    return np.polyval(
+        np.polyfit(x[counts], loss[counts], 1, w=np.sqrt(weights[counts])), 0
+    )
 
 
 @pytest.mark.parametrize("points", [8, 40, 600])
@@ -37,7 +43,9 @@ def test_it_is_the_lowess_of_the_definition(points):
     loss = curve(tokens, noise=0.01)
     weights = np.ones(points)
     for _ in range(2):
-        residual = np.abs(loss - [by_hand(tokens, loss, place, weights) for place in np.log(tokens)])
+        residual = np.abs(
+            loss - [by_hand(tokens, loss, place, weights) for place in np.log(tokens)]
+        )
         weights = np.clip(1 - (residual / (6 * np.median(residual))) ** 2, 0, None) ** 2
     value = by_hand(tokens, loss, math.log(crossing(loss, tokens=tokens)), weights)
     # Of many evaluations the distances are interpolated between some places.
@@ -49,9 +57,17 @@ def test_it_is_the_lowess_of_the_definition(points):
     [
         (curve(), ALWAYS, TRUE),
         (curve(), ((0.0, 1e4), (1e4, 2e6)), TRUE),
-        (np.where(TOKENS < 3e4, 1.0, 0.0) + curve(), ((3e4, math.inf),), TRUE),  # a kink in another span
+        (
+            np.where(TOKENS < 3e4, 1.0, 0.0) + curve(),
+            ((3e4, math.inf),),
+            TRUE,
+        ),  # a kink in another span
         (curve(), (), math.nan),
-        (curve(), ((0.0, 1.2 * TRUE),), math.nan),  # a decay from 1.2 T on: the kink would bias it
+        (
+            curve(),
+            ((0.0, 1.2 * TRUE),),
+            math.nan,
+        ),  # a decay from 1.2 T on: the kink would bias it
         (curve(), ((0.9 * TRUE, math.inf),), math.nan),  # the warm-up has just ended
     ],
 )
@@ -69,7 +85,13 @@ def test_nothing_is_found_beyond_the_last_evaluation_nor_of_too_few():
 def test_an_outcome_has_both_and_takes_the_fit():
     loss = curve(noise=0.01)
     outcome_of = partial(
-        outcome, seed=0, state="finished", tokens=TOKENS, loss=loss, target=1.5, budget_tokens=1e6
+        outcome,
+        seed=0,
+        state="finished",
+        tokens=TOKENS,
+        loss=loss,
+        target=1.5,
+        budget_tokens=1e6,
     )
     fit = LocalFit(TOKENS, loss, ALWAYS)
     run = outcome_of(rule="confirmed", fit=fit)
@@ -78,6 +100,8 @@ def test_an_outcome_has_both_and_takes_the_fit():
     assert outcome_of(rule="confirmed").high == run.interpolated
     assert outcome_of(rule="first_eval", fit=fit).fitted is None
     near_targets = {1e5: 1.5, 7e4: 1.6, 2e5: 1.45}
-    alone = [fit.crossings([near], [target])[0] for near, target in near_targets.items()]
+    alone = [
+        fit.crossings([near], [target])[0] for near, target in near_targets.items()
+    ]
     together = fit.crossings([*near_targets], [*near_targets.values()])
     np.testing.assert_allclose(together, alone, rtol=1e-12)

@@ -19,9 +19,18 @@ def test_the_page_on_logs_lists_each_format_and_the_version_that_was_read():
 @pytest.mark.parametrize(
     ("line", "is_divergence"),
     [
-        ("AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: a", True),
-        ("ValueError: The loss returned in `training_step` is tensor(nan, device='cuda:0').", True),
-        ("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting", True),
+        (
+            "AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: a",
+            True,
+        ),
+        (
+            "ValueError: The loss returned in `training_step` is tensor(nan, device='cuda:0').",
+            True,
+        ),
+        (
+            "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting",
+            True,
+        ),
         ("RuntimeError: Loss is nan, stopping", True),
         ("FloatingPointError: non-finite training loss", True),
         ("WARNING loss is nan, skipping the step", False),

@@ -16,4 +16,11 @@ def test_what_trainers_print(case):
     """The first line of a case says how the others are read."""
     source, *lines = case[2].replace("\\x1b", "\x1b").strip().splitlines()
     reader = LogReader(LogSource(**yaml.safe_load(source)))
-    check(case, [json.dumps(row) for line in lines for row in reader.rows(without_colours(line))])
+    check(
+        case,
+        [
+            json.dumps(row)
+            for line in lines
+            for row in reader.rows(without_colours(line))
+        ],
+    )

@@ -19,7 +19,12 @@ def rates(**changes):
 
 def test_batch_arithmetic():
     plan = plan_steps(dataclasses.replace(BASE, tokens=100_001, micro_batch_size=5))
-    assert (plan.tokens_per_step, plan.steps, plan.eval_every_steps, plan.micro_batches) == (1000, 101, 20, 2)
+    assert (
+        plan.tokens_per_step,
+        plan.steps,
+        plan.eval_every_steps,
+        plan.micro_batches,
+    ) == (1000, 101, 20, 2)
     tiny = plan_steps(dataclasses.replace(BASE, tokens=10, eval_every_tokens=1))
     assert (tiny.steps, tiny.eval_every_steps, tiny.log_every_steps) == (1, 1, 1)
 
@@ -43,14 +48,27 @@ def test_the_decay_begins_after_the_last_step_at_the_peak():
     begins = decay_begins(dataclasses.replace(BASE, **changes))
     for step, rate in enumerate(rates(**changes)[9:], 10):
         assert (rate < 1.0) == (1000 * step > begins)
-    assert decay_begins(BASE) is decay_begins(dataclasses.replace(BASE, schedule="cosine")) is None
+    assert (
+        decay_begins(BASE)
+        is decay_begins(dataclasses.replace(BASE, schedule="cosine"))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("training", "switches", "spans"),
     [
         ({"schedule": "constant", "warmup_tokens": 100}, (), ((100, math.inf),)),
-        ({"schedule": "wsd", "warmup_tokens": 100, "tokens": 900, "decay_tokens": 200}, (), ((100, 700),)),
+        (
+            {
+                "schedule": "wsd",
+                "warmup_tokens": 100,
+                "tokens": 900,
+                "decay_tokens": 200,
+            },
+            (),
+            ((100, 700),),
+        ),
         ({"schedule": "constant"}, (500, 0), ((0, 500), (500, math.inf))),
         ({"schedule": "cosine", "tokens": 900}, (), ()),
         ({}, (), ()),

@@ -18,8 +18,13 @@ DELAYED = RecipeSpec(preset="te-hybrid-fp8-delayed")
 
 def phases(*starts):
     """A recipe in bf16 that changes at these tokens, or after this fraction, to other recipes."""
-    places = [("from_fraction" if start < 1 else "from_tokens", start, recipe) for start, recipe in starts]
-    return RecipeSpec(phases=[{key: start, "recipe": recipe} for key, start, recipe in places])
+    places = [
+        ("from_fraction" if start < 1 else "from_tokens", start, recipe)
+        for start, recipe in starts
+    ]
+    return RecipeSpec(
+        phases=[{key: start, "recipe": recipe} for key, start, recipe in places]
+    )
 
 
 def late(step, recipe="mxfp4"):
@@ -33,15 +38,23 @@ def reset(**start):
 @pytest.fixture
 def runs_of(make_config):
     def runs(recipes, forks=(), resources=None, seed=0, **changes):
-        configs = {name: make_config(recipe, seed=seed) for name, recipe in recipes.items()}
+        configs = {
+            name: make_config(recipe, seed=seed) for name, recipe in recipes.items()
+        }
         for name, parent, step in forks:
             of = configs[parent]
             fork = Fork(tokens=step * STEP, recipe=of.recipe, training=of.training)
             configs[name] = replace(configs[name], fork=fork)
         if changes:
-            configs["b"] = replace(configs["b"], training=replace(configs["b"].training, **changes))
+            configs["b"] = replace(
+                configs["b"], training=replace(configs["b"].training, **changes)
+            )
         return [
-            (f"{name}{seed or ''}", config, (resources if name == "b" else None) or ResourcesConfig())
+            (
+                f"{name}{seed or ''}",
+                config,
+                (resources if name == "b" else None) or ResourcesConfig(),
+            )
             for name, config in configs.items()
         ]
 
@@ -78,7 +91,9 @@ def found(runs, **options):
         ({"b": late(10), "c": FP4, "a": BF16}, [("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
     ],
 )  # fmt: skip
-def test_runs_share_the_steps_before_the_first_that_differs(runs_of, recipes, forks, shared):
+def test_runs_share_the_steps_before_the_first_that_differs(
+    runs_of, recipes, forks, shared
+):
     assert found(runs_of(recipes, forks)) == shared
 
 
@@ -102,6 +117,11 @@ def test_settings_and_seeds_share_nothing_with_each_other(runs_of, changes, shar
 
 def test_a_run_that_cannot_hold_a_state_is_passed_over(runs_of):
     runs = runs_of({"a": BF16, "b": late(10), "c": late(10, "fp8")})
-    prefixes = shared_prefixes(runs, can_hold=lambda run, step: run != "a" and step == 9)
+    prefixes = shared_prefixes(
+        runs, can_hold=lambda run, step: run != "a" and step == 9
+    )
     assert {run: prefix.holder for run, prefix in prefixes.items()} == {"c": "b"}
-    assert shared_prefixes(runs, salt="other code")["b"].key != shared_prefixes(runs)["b"].key
+    assert (
+        shared_prefixes(runs, salt="other code")["b"].key
+        != shared_prefixes(runs)["b"].key
+    )

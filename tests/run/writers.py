@@ -6,8 +6,17 @@ from functools import partial
 from pathlib import Path
 
 BLANKS = ("", "nan", "NaN", "None", "NA", "N/A", "-", "null")
-_, *_BLOCKS = Path(__file__).with_suffix(".txt").read_text().replace("\\x1b", "\x1b").split("\n=== ")
-LINES = {name: lines.splitlines() for name, lines in (block.strip("\n").split("\n", 1) for block in _BLOCKS)}
+_, *_BLOCKS = (
+    Path(__file__)
+    .with_suffix(".txt")
+    .read_text()
+    .replace("\\x1b", "\x1b")
+    .split("\n=== ")
+)
+LINES = {
+    name: lines.splitlines()
+    for name, lines in (block.strip("\n").split("\n", 1) for block in _BLOCKS)
+}
 _SHOWN = {"nemo": ("", " | val_loss: {:.4f}"), "litgpt": ("n/a", "{:.4f}")}
 
 
@@ -34,9 +43,13 @@ def trainer(name, curve, every, since=0):
 def hf(curve, every):
     history = []
     for step, loss, value in rows_of(curve, every):
-        history.append({"epoch": 0.1, "loss": loss, "learning_rate": 3e-4, "step": step})
+        history.append(
+            {"epoch": 0.1, "loss": loss, "learning_rate": 3e-4, "step": step}
+        )
         if value is not None:
-            history.append({"epoch": 0.1, "eval_loss": value, "eval_runtime": 1.2, "step": step})
+            history.append(
+                {"epoch": 0.1, "eval_loss": value, "eval_runtime": 1.2, "step": step}
+            )
     yield json.dumps({"best_metric": None, "log_history": history}, indent=2)
 
 
@@ -54,7 +67,10 @@ def csv(curve, every, blank=""):
         yield f"{step},{loss:.4f},{blank if value is None else f'{value:.4f}'}"
 
 
-WRITERS = {name: partial(trainer, name) for name in LINES} | {"hf": hf, "lightning": lightning}
+WRITERS = {name: partial(trainer, name) for name in LINES} | {
+    "hf": hf,
+    "lightning": lightning,
+}
 
 
 def packed(lines, how):

@@ -28,28 +28,47 @@ def grid_space(first=("named0",), **changes):
     for labels in itertools.product(*factors.values()):
         name = "named0" if "no" in labels else " ".join(labels)
         cells.setdefault(name, []).append(dict(zip(factors, labels, strict=True)))
-    settings = {"hardware": "B200", "trials": 60, "budgets": (100, 300), "keep": 0.4, "seed": 1}
+    settings = {
+        "hardware": "B200",
+        "trials": 60,
+        "budgets": (100, 300),
+        "keep": 0.4,
+        "seed": 1,
+    }
     search = Search(**(settings | changes), factors=factors, cells=())
     plan = SimpleNamespace(arm=lambda name: SimpleNamespace(runs=[], recipe=name))
     return SearchPlan(
-        name="s", search=search, cells=cells, first=first, study=None, plans=(plan, plan), times={}
+        name="s",
+        search=search,
+        cells=cells,
+        first=first,
+        study=None,
+        plans=(plan, plan),
+        times={},
     )
 
 
 def truth(asked):
     results = []
     for name in (candidate_of(one.trial) for one in asked):
-        kind, values = seed_of("kind", name) % 9, (seed_of("loss", name) % 1000, seed_of("time", name) % 7)
+        kind, values = (
+            seed_of("kind", name) % 9,
+            (seed_of("loss", name) % 1000, seed_of("time", name) % 7),
+        )
         if kind == 0 and name != "named0":
             results.append(TrialResult(failed="a fault"))
         else:
-            results.append(TrialResult(values=values, violation=DIVERGED if kind == 1 else None))
+            results.append(
+                TrialResult(values=values, violation=DIVERGED if kind == 1 else None)
+            )
     return results
 
 
 def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
     shared = changes.pop("shared", SHARED)
-    tuning = SimpleNamespace(**{"fields": RATE, "sampler": "tpe", "seeds": (3,)} | changes)
+    tuning = SimpleNamespace(
+        **{"fields": RATE, "sampler": "tpe", "seeds": (3,)} | changes
+    )
     return [
         TrialGroup(
             name=name,
@@ -64,8 +83,15 @@ def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
 
 def loss(group, rate, tokens):
     """Return a loss with a little noise that depends on nothing but the trial and the tokens."""
-    noise = hashlib.sha256(f"{group} {rate} {tokens}".encode()).digest()[0] / 256 * 0.004
-    return 2 + 0.1 * math.log2(rate / BEST[group]) ** 2 + 3 * math.exp(-tokens / 60) + noise
+    noise = (
+        hashlib.sha256(f"{group} {rate} {tokens}".encode()).digest()[0] / 256 * 0.004
+    )
+    return (
+        2
+        + 0.1 * math.log2(rate / BEST[group]) ** 2
+        + 3 * math.exp(-tokens / 60)
+        + noise
+    )
 
 
 def train_all(asked, *, look=True):
@@ -74,7 +100,9 @@ def train_all(asked, *, look=True):
     for one in asked:
         curve = {}
         for tokens in TOKENS:
-            curve[tokens] = loss(one.group.name, one.trial.params["learning_rate"], tokens)
+            curve[tokens] = loss(
+                one.group.name, one.trial.params["learning_rate"], tokens
+            )
             if look and one.hopeless_at(curve) is not None:
                 break
         values = (curve[200],) if 200 in curve else None

@@ -40,14 +40,22 @@ WRITES = (
 
 
 @BOTH
-@pytest.mark.parametrize("at", rest_exhaustive(range(1, 80, 3), lambda at: at in (1, 16, 61)))
-def test_a_search_that_ends_before_a_write_to_its_storage_loses_nothing(go, whole, monkeypatch, at):
+@pytest.mark.parametrize(
+    "at", rest_exhaustive(range(1, 80, 3), lambda at: at in (1, 16, 61))
+)
+def test_a_search_that_ends_before_a_write_to_its_storage_loses_nothing(
+    go, whole, monkeypatch, at
+):
     storage = in_memory()
     writes = ending(at, lambda write, *args, **kwargs: write(*args, **kwargs))
     with monkeypatch.context() as patch:
         for name in WRITES:
             real = getattr(storage, name)
-            patch.setattr(storage, name, lambda *args, real=real, **kwargs: writes(real, *args, **kwargs))
+            patch.setattr(
+                storage,
+                name,
+                lambda *args, real=real, **kwargs: writes(real, *args, **kwargs),
+            )
         with pytest.raises(KeyboardInterrupt):
             go(storage)
     assert go(storage) == whole[go]
@@ -87,7 +95,10 @@ def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
     assert search(groups(open_storage(tmp_path)), 3, run)
     assert sizes == [6, 6, 2]
     # It can be watched from another process.
-    assert set(optuna.get_all_study_names(open_storage(tmp_path))) == {"baseline", "fp4"}
+    assert set(optuna.get_all_study_names(open_storage(tmp_path))) == {
+        "baseline",
+        "fp4",
+    }
 
 
 def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
@@ -99,14 +110,18 @@ def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
 def test_more_trials_go_on_from_those_that_are_there():
     storage, asked = in_memory(), []
     go_rates(storage)
-    grown = go_rates(storage, lambda run: lambda batch: asked.extend(batch) or run(batch), trials=10)
+    grown = go_rates(
+        storage, lambda run: lambda batch: asked.extend(batch) or run(batch), trials=10
+    )
     assert grown == go_rates(in_memory(), trials=10)
     assert len(asked) == 6
     storage = in_memory()
     go_grid(storage, trials=14)  # TPE picks half of its last round
     grown, whole = go_grid(storage, trials=20), go_grid(in_memory(), trials=20)
     assert grown[0] == whole[0]
-    again, expected = ([trial[2]["candidate"] for trial in found[1]] for found in (grown, whole))
+    again, expected = (
+        [trial[2]["candidate"] for trial in found[1]] for found in (grown, whole)
+    )
     assert len(set(again)) == len(again)
     assert set(again) >= set(expected)
 
@@ -115,8 +130,14 @@ def test_more_trials_go_on_from_those_that_are_there():
 def test_what_is_not_finite_is_no_result(value):
     storage = in_memory()
     with pytest.raises(ValueError, match="not finite"):
-        search(groups(storage), 2, lambda asked: [TrialResult(values=(value,)) for _ in asked])
-    assert {t.state.name for group in groups(storage) for t in group.study.get_trials()} == {"RUNNING"}
+        search(
+            groups(storage),
+            2,
+            lambda asked: [TrialResult(values=(value,)) for _ in asked],
+        )
+    assert {
+        t.state.name for group in groups(storage) for t in group.study.get_trials()
+    } == {"RUNNING"}
 
 
 @BOTH
@@ -131,6 +152,8 @@ def test_a_journal_that_a_kill_cut_is_gone_on_with(go, whole, tmp_path, cut):
 
 def test_what_cannot_be_opened_is_one_line(tmp_path):
     (tmp_path / JOURNAL).write_text('{"no": "journal"}\n')
-    with pytest.raises(UserError, match=f"cannot open Optuna's storage {tmp_path / JOURNAL}: ") as caught:
+    with pytest.raises(
+        UserError, match=f"cannot open Optuna's storage {tmp_path / JOURNAL}: "
+    ) as caught:
         open_storage(tmp_path)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,9 @@ def trials_of(*values):
     for number, value in enumerate(values):
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
         missed = {VIOLATION: value[2]} if value and len(value) == 3 else {}
-        made.append(create_trial(state=state, values=value and value[:2], constraints=missed))
+        made.append(
+            create_trial(state=state, values=value and value[:2], constraints=missed)
+        )
         made[-1].number = number
     return made
 
@@ -23,13 +25,17 @@ def numbers(trials):
 
 
 def test_the_front_is_what_nothing_dominates():
-    trials = trials_of((1.0, 1.0), (2.0, 0.5), (2.0, 1.0), (0.5, 0.1, 1.0), None, (1.0, 1.0))
+    trials = trials_of(
+        (1.0, 1.0), (2.0, 0.5), (2.0, 1.0), (0.5, 0.1, 1.0), None, (1.0, 1.0)
+    )
     assert [numbers(one) for one in fronts(trials)] == [[0, 1, 5], [2]]
     assert [*fronts([]), *fronts(trials_of(None))] == []
 
 
 def test_what_diverged_is_never_chosen():
-    assert best_trial(trials_of((1.0, 1.0, 1.0), (3.0, 1.0), (2.0, 1.0), None)).number == 2
+    assert (
+        best_trial(trials_of((1.0, 1.0, 1.0), (3.0, 1.0), (2.0, 1.0), None)).number == 2
+    )
     assert best_trial(trials_of((1.0, 1.0, 1.0))) is None
 
 
@@ -38,5 +44,7 @@ def test_promotion_keeps_the_whole_front_and_the_share_and_misses_last():
     trials = trials_of((3.0, 3.0), (0.0, 0.0), (2.0, 1.0), (1.0, 2.0))
     assert numbers(promoted(trials, 0.5)) == [1, 3]  # by front, then by loss
     assert numbers(promoted(trials, 0.6)) == [1, 3, 2]
-    missed = trials_of((0.0, 0.0), (1.0, 1.0, 0.3), (1.0, 1.0, 0.1), (1.0, 1.0, DIVERGED))
+    missed = trials_of(
+        (0.0, 0.0), (1.0, 1.0, 0.3), (1.0, 1.0, 0.1), (1.0, 1.0, DIVERGED)
+    )
     assert numbers(promoted(missed, 1.0)) == [0, 2, 1]

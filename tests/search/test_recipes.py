@@ -9,7 +9,13 @@ from ablate.base.errors import UserError
 from ablate.base.files import append_line
 from ablate.recipes import PRESETS
 from ablate.search.halving import DIVERGED
-from ablate.search.recipes import LOCK, check_same, confirm_study, plan_search, result_of
+from ablate.search.recipes import (
+    LOCK,
+    check_same,
+    confirm_study,
+    plan_search,
+    result_of,
+)
 from ablate.store import Status, StudyStore
 from ablate.study import load_study
 
@@ -96,18 +102,34 @@ def test_the_loss_at_the_end_of_the_budget_or_a_bound(planned, end):
         end(search, "bf16", [(200_000, 9.9)], state="diverged", budget=200_000)
 
 
-def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(planned, end):
+def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation(
+    planned, end
+):
     search = planned(("search: {", "search: {objective: token_cost, "))
     half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
     for name, state, curve, cost, violation in (
         ("bf16", "finished", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)], 0.0, None),
-        ("tseng", "finished", [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)], (4 / 3) ** 0.5 - 1, None),
-        ("F sr", "finished", [(50_000, 3.0), (100_000, 2.3)], 100_000 / half_way - 1, pytest.approx(0.3)),
+        (
+            "tseng",
+            "finished",
+            [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)],
+            (4 / 3) ** 0.5 - 1,
+            None,
+        ),
+        (
+            "F sr",
+            "finished",
+            [(50_000, 3.0), (100_000, 2.3)],
+            100_000 / half_way - 1,
+            pytest.approx(0.3),
+        ),
         ("D none", "diverged", [(50_000, 9.0)], 100_000 / half_way - 1, DIVERGED),
     ):
         result = end(search, name, curve, state)
         assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
-    with pytest.raises(UserError, match="does not reach the target within 200,000 tokens"):
+    with pytest.raises(
+        UserError, match="does not reach the target within 200,000 tokens"
+    ):
         end(search, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
 
 
@@ -155,19 +177,34 @@ arms:
 """
 
 
-def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_published_recipe(tmp_path):
+def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_published_recipe(
+    tmp_path,
+):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("text " * 40_000)
     # Without their layers some are the same recipe.
-    low = [(name, preset.recipe) for name, preset in PRESETS.items() if not preset.recipe.is_high_precision]
+    low = [
+        (name, preset.recipe)
+        for name, preset in PRESETS.items()
+        if not preset.recipe.is_high_precision
+    ]
     apart = {replace(recipe, rules=()).text: name for name, recipe in reversed(low)}
-    arms = (f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n" for name in apart.values())
+    arms = (
+        f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n"
+        for name in apart.values()
+    )
     (tmp_path / "search.yaml").write_text(HEAD + "".join(arms))
     study = load_study(tmp_path / "search.yaml")
     search = plan_search(study)
-    (tmp_path / "confirm.yaml").write_text(confirm_study(search, [*search.times][1:], "search.yaml"))
+    (tmp_path / "confirm.yaml").write_text(
+        confirm_study(search, [*search.times][1:], "search.yaml")
+    )
     again = load_study(tmp_path / "confirm.yaml")
-    assert (again.name, again.seeds, study.seeds) == ("s-confirm", (8, 9, 10, 11, 12), (7,))
+    assert (again.name, again.seeds, study.seeds) == (
+        "s-confirm",
+        (8, 9, 10, 11, 12),
+        (7,),
+    )
     assert again.search is None
     assert again.target == study.target
     assert again.training == replace(study.training, tokens=2_000_000)
@@ -175,5 +212,9 @@ def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_publis
     arms = {arm.name: arm for arm in study.arms}
     for arm in again.arms:
         other = arms[arm.name]
-        assert (arm.model, arm.data, arm.recipe) == (other.model, other.data, other.recipe)
+        assert (arm.model, arm.data, arm.recipe) == (
+            other.model,
+            other.data,
+            other.recipe,
+        )
         assert (arm.backend, arm.resources) == (other.backend, other.resources)

@@ -13,10 +13,16 @@ from tests.search.made_up import RATE, grid_space, groups, train_all, truth
 @pytest.mark.parametrize(("at_once", "trials"), [(1, 3), (5, 60)])
 def test_every_recipe_is_tried_at_most_once(sampler, at_once, trials):
     batches = []
-    space = grid_space(("named0", "sr d even"), sampler=sampler, at_once=at_once, trials=trials)
+    space = grid_space(
+        ("named0", "sr d even"), sampler=sampler, at_once=at_once, trials=trials
+    )
     storage = optuna.storages.InMemoryStorage()
-    assert search_grid(space, storage, lambda asked: batches.append(len(asked)) or truth(asked))
-    first, second = ([candidate_of(trial) for trial in trials] for trials in space.read(storage))
+    assert search_grid(
+        space, storage, lambda asked: batches.append(len(asked)) or truth(asked)
+    )
+    first, second = (
+        [candidate_of(trial) for trial in trials] for trials in space.read(storage)
+    )
     assert len(set(first)) == len(first) == min(trials, len(space.cells))
     assert first[:2] == list(space.first)
     assert max(batches) <= at_once
@@ -31,7 +37,10 @@ def test_only_factors_that_mean_something_are_params():
     assert space.propose([], 0).params == {"gemms": "no"}
     second = space.propose([space.propose([], 0)], 0)
     assert second.params == {"stab": "sr", "gemms": "d", "rule": "even"}
-    assert (second.user_attrs, second.state.name) == ({"candidate": "sr d even"}, "RUNNING")
+    assert (second.user_attrs, second.state.name) == (
+        {"candidate": "sr d even"},
+        "RUNNING",
+    )
 
 
 def test_tpe_takes_what_is_nearest_to_its_suggestion(monkeypatch):
@@ -39,16 +48,25 @@ def test_tpe_takes_what_is_nearest_to_its_suggestion(monkeypatch):
     monkeypatch.setattr("ablate.search.halving.RANDOM_FIRST", 0)
     for wished, expected in (
         ({"stab": "sr", "gemms": "d", "rule": "even"}, {"sr d even"}),
-        ({"stab": "rht", "gemms": "no", "rule": "floor"}, {"named0"}),  # one of its cells
+        (
+            {"stab": "rht", "gemms": "no", "rule": "floor"},
+            {"named0"},
+        ),  # one of its cells
     ):
-        monkeypatch.setattr("ablate.search.halving.suggestions", lambda *_args, wished=wished, **_: [wished])
+        monkeypatch.setattr(
+            "ablate.search.halving.suggestions",
+            lambda *_args, wished=wished, **_: [wished],
+        )
         assert {candidate_of(space.propose([], seed)) for seed in range(9)} == expected
-    again = {candidate_of(space.propose([space.propose([], 0)], seed)) for seed in range(30)}
+    again = {
+        candidate_of(space.propose([space.propose([], 0)], seed)) for seed in range(30)
+    }
     assert again == {"rht f floor", "rht d floor", "rht w floor"}
 
 
 @pytest.mark.parametrize(
-    ("tokens", "text"), [(100_000, "100k"), (2_000_000, "2M"), (520_192, "520192"), (10**9, "1B")]
+    ("tokens", "text"),
+    [(100_000, "100k"), (2_000_000, "2M"), (520_192, "520192"), (10**9, "1B")],
 )
 def test_budgets_have_exact_names(tokens, text):
     assert short_tokens(tokens) == text
@@ -69,9 +87,19 @@ DECAY = {"weight_decay": Choices(values=(0.0, 0.1))}
         (RATE | DECAY, "tpe", 12),
     ],
 )
-def test_nothing_is_tried_twice_and_without_pruning_all_is_complete(fields, sampler, trials):
-    shared = {name: {"learning_rate": 2e-3, "weight_decay": 0.1}[name] for name in fields}
-    changes = {"fields": fields, "shared": shared, "sampler": sampler, "trials": trials, "prune": False}
+def test_nothing_is_tried_twice_and_without_pruning_all_is_complete(
+    fields, sampler, trials
+):
+    shared = {
+        name: {"learning_rate": 2e-3, "weight_decay": 0.1}[name] for name in fields
+    }
+    changes = {
+        "fields": fields,
+        "shared": shared,
+        "sampler": sampler,
+        "trials": trials,
+        "prune": False,
+    }
     (group,) = groups(optuna.storages.InMemoryStorage(), names=["fp4"], **changes)
     assert search([group], 2, train_all)
     ended = group.study.get_trials()

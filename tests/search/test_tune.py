@@ -44,7 +44,9 @@ def searching(tmp_path):
         executor.loss, executor.looks = loss_of_a_rate, True
 
         def call(**options):
-            runs = TrialRuns(store=store, corpora={}, execute=partial(executor, store), **options)
+            runs = TrialRuns(
+                store=store, corpora={}, execute=partial(executor, store), **options
+            )
             return tune_arms(plan, plan.tuning, runs)
 
         return call, executor, store
@@ -57,13 +59,23 @@ def test_each_arm_gets_its_own_rate(searching):
     tuning, open_runs = call()
     assert (tuning.done, open_runs) == (True, set())
     assert len(executor.ran) == len(set(executor.ran)) == 12
-    assert [arm.name for arm in store.plan().arms][:3] == ["bf16 trial 0", "bf16 trial 1", "bf16 trial 2"]
+    assert [arm.name for arm in store.plan().arms][:3] == [
+        "bf16 trial 0",
+        "bf16 trial 1",
+        "bf16 trial 2",
+    ]
     pruned = []
-    first, second = ([trial.values for trial in group.trials[:4]] for group in tuning.groups)
+    first, second = (
+        [trial.values for trial in group.trials[:4]] for group in tuning.groups
+    )
     assert first == second  # spread over the space, after the study's own
     for group in tuning.groups:
         assert group.trials[0].values == group.shared
-        assert BEST[group.name] / 1.5 < group.chosen["learning_rate"] < BEST[group.name] * 1.5
+        assert (
+            BEST[group.name] / 1.5
+            < group.chosen["learning_rate"]
+            < BEST[group.name] * 1.5
+        )
         assert len(group.trials) == 6
         pruned += [trial for trial in group.trials if trial.state == "pruned"]
     assert pruned  # stopped, and counted as far as it was trained
@@ -76,10 +88,16 @@ def test_each_arm_gets_its_own_rate(searching):
 @pytest.mark.parametrize("limit", [5e-3, 0])
 def test_a_run_that_diverged_counts_at_the_bound_and_is_never_chosen(searching, limit):
     call, executor, _ = searching()
-    executor.end = lambda run: "diverged" if run.config.training.learning_rate > limit else "finished"
+    executor.end = lambda run: (
+        "diverged" if run.config.training.learning_rate > limit else "finished"
+    )
     for group in call()[0].groups:
-        assert group.chosen["learning_rate"] <= (limit or 2e-3)  # the study's own where all diverged
-        assert {trial.loss for trial in group.trials if trial.diverged} == {1.5 * math.log(256)}
+        assert group.chosen["learning_rate"] <= (
+            limit or 2e-3
+        )  # the study's own where all diverged
+        assert {trial.loss for trial in group.trials if trial.diverged} == {
+            1.5 * math.log(256)
+        }
 
 
 def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
@@ -87,7 +105,9 @@ def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
     executor.end = lambda run: "failed" if run.arm == "fp4 trial 1" else "finished"
     tuning, open_runs = call()
     assert not tuning.done
-    assert open_runs == {run.id for _, run in store.plan().runs()}  # a round is told as a whole
+    assert open_runs == {
+        run.id for _, run in store.plan().runs()
+    }  # a round is told as a whole
     again, _ = call()
     assert len(executor.ran) == 4
     executor.end = lambda _run: "finished"
@@ -97,7 +117,9 @@ def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
 
 def test_the_mean_over_seeds_and_arms_counts(searching):
     call, executor, store = searching(seeds=(7, 8), trials=2)
-    both = replace(call()[0].groups[0], name="both", arms=("bf16", "fp4"), trials=(), chosen=None)
+    both = replace(
+        call()[0].groups[0], name="both", arms=("bf16", "fp4"), trials=(), chosen=None
+    )
     assert {seed for _, seed in executor.ran} == {7, 8}
     call, executor, store = searching("together", groups=(both,), trials=4, prune=False)
     (group,) = call()[0].groups

@@ -46,7 +46,10 @@ def save(folder, metrics):
             "optimizer.0.step": torch.tensor(float(step)),
             "model.t": torch.randn(4, 3, generator=generator).t(),
         }
-        numbers = {"evaluations_above_bound": 1, "window": {"loss": 0.1 + 0.2, "steps": step}}
+        numbers = {
+            "evaluations_above_bound": 1,
+            "window": {"loss": 0.1 + 0.2, "steps": step},
+        }
         rows = {metrics.name: (count, hash_of(metrics.read_bytes()[:count]))}
         parts = []
         chunks = torch.chunk(tensors["model.w"], processes)
@@ -54,7 +57,11 @@ def save(folder, metrics):
             tensors_of_process = tensors | {
                 "model.w": chunks[index] if index < len(chunks) else chunks[0][:0]
             }
-            parts.append(save_part(folder, step, tensors_of_process, index=index, count=processes))
+            parts.append(
+                save_part(
+                    folder, step, tensors_of_process, index=index, count=processes
+                )
+            )
         sharded = {"model.w"} if processes > 1 else ()
         save_manifest(folder, step, parts, numbers=numbers, rows=rows, sharded=sharded)
         return SimpleNamespace(step=step, tensors=tensors, numbers=numbers)
@@ -84,7 +91,9 @@ def test_what_some_processes_saved_is_loaded_to_the_bit(folder, save, processes)
     assert weight.shape == (7, 5)
     for first in range(8):
         for last in range(first, 9):
-            assert torch.equal(weight.read(slice(first, last)), saved.tensors["model.w"][first:last])
+            assert torch.equal(
+                weight.read(slice(first, last)), saved.tensors["model.w"][first:last]
+            )
 
 
 def test_the_last_two_are_kept_with_all_parts(folder, save):
@@ -92,7 +101,9 @@ def test_the_last_two_are_kept_with_all_parts(folder, save):
     for step in (1, 2, 11, 10):
         save(step, processes=2)
     assert sorted(path.name for path in folder.iterdir()) == [
-        f"{step:012d}.{end}" for step in (10, 11) for end in ("0of2.safetensors", "1of2.safetensors", "json")
+        f"{step:012d}.{end}"
+        for step in (10, 11)
+        for end in ("0of2.safetensors", "1of2.safetensors", "json")
     ]
     assert load_newest(folder)[0].step == 11
     (folder / "000000000011.1of2.safetensors").unlink()
@@ -101,11 +112,21 @@ def test_the_last_two_are_kept_with_all_parts(folder, save):
 
 
 @pytest.mark.parametrize(
-    "examples", [pytest.param(15, id="some"), pytest.param(150, id="all", marks=pytest.mark.exhaustive)]
+    "examples",
+    [
+        pytest.param(15, id="some"),
+        pytest.param(150, id="all", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(folder, save, examples):
+def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(
+    folder, save, examples
+):
     @settings(max_examples=examples)
-    @given(data=st.data(), damaged=st.sampled_from([1, 2]), end=st.sampled_from(["json", "safetensors"]))
+    @given(
+        data=st.data(),
+        damaged=st.sampled_from([1, 2]),
+        end=st.sampled_from(["json", "safetensors"]),
+    )
     def holds(data, damaged, end):
         saved = [save(1), save(2)]
         path = folder / f"{damaged:012d}.{end}"
@@ -145,7 +166,9 @@ def test_a_failing_write_leaves_what_was_there(folder, save, monkeypatch):
     assert load_newest(folder)[0].step == 1
 
 
-def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(folder, save, metrics):
+def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(
+    folder, save, metrics
+):
     assert checkpointed_rows(folder, metrics.name) == (b"", [])
     save(1, count=8)
     save(2, count=16)
@@ -155,7 +178,10 @@ def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(fo
     for lost in (ROWS[:12], ROWS[:8] + b'{"a":7}\n'):  # in a power cut
         metrics.write_bytes(lost)
         fault = "000000000002.json: the rows of metrics.jsonl before it are damaged"
-        assert checkpointed_rows(folder, metrics.name) == (ROWS[:8], [f"{folder}/{fault}"])
+        assert checkpointed_rows(folder, metrics.name) == (
+            ROWS[:8],
+            [f"{folder}/{fault}"],
+        )
         loaded, passed_over = load_newest(folder)
         assert (loaded.step, passed_over) == (1, [f"checkpoint {fault}"])
     metrics.write_bytes(b'{"a":7}\n')

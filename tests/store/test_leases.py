@@ -17,7 +17,9 @@ def folder(tmp_path):
     return tmp_path / "attempts"
 
 
-def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(folder, monkeypatch):
+def test_who_is_faster_between_the_look_and_the_claim_keeps_the_run(
+    folder, monkeypatch
+):
     slow = Leases(folder)
     look = Leases.latest
 
@@ -39,11 +41,17 @@ def test_attempts_follow_one_another(folder):
     first.note(fingerprint="a1b2", resumed_from_step=40)
     first.end("interrupted", "preempted")
     record = Leases(folder).read(1)
-    assert (record.outcome, record.message, record.resumed_from_step) == ("interrupted", "preempted", 40)
+    assert (record.outcome, record.message, record.resumed_from_step) == (
+        "interrupted",
+        "preempted",
+        40,
+    )
     second = Leases(folder).claim()
     assert second.record.attempt == 2
     assert (first.is_mine(), second.is_mine()) == (False, True)
-    module._held.discard(second.record.owner)  # as if the end could not be written on a full disk
+    module._held.discard(
+        second.record.owner
+    )  # as if the end could not be written on a full disk
     assert Leases(folder).claim().record.attempt == 3
 
 
@@ -60,7 +68,9 @@ def test_a_killed_holder_is_known_at_once(folder):
     second = Leases(folder).claim()
     assert second.record.attempt == 2
     path = folder / "2.json"  # its number has become another process
-    write_record(path, read_record(path) | {"process_started": "1", "pid": os.getppid()})
+    write_record(
+        path, read_record(path) | {"process_started": "1", "pid": os.getppid()}
+    )
     assert not Leases(folder).is_held()
     assert second.is_mine()  # until somebody claims
 
@@ -96,13 +106,17 @@ def test_another_machines_holder_lives_while_it_beats(folder, jump, monkeypatch)
     assert not elsewhere.is_mine()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", {"pid": "../x"}, {"started_unix": 1e300}])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", {"pid": "../x"}, {"started_unix": 1e300}]
+)
 def test_a_damaged_record_is_judged_by_its_time_alone(folder, content, monkeypatch):
     monkeypatch.setattr(module, "STALE_SEC", 0.1)
     Leases(folder).claim()
     path = folder / "1.json"
     path.write_text(
-        content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content)
+        content
+        if isinstance(content, str)
+        else json.dumps(json.loads(path.read_text()) | content)
     )
     assert Leases(folder).read(1) is None
     onlooker = Leases(folder)

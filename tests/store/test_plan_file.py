@@ -2,7 +2,13 @@ import pytest
 
 from ablate.store.plan_file import plan_from_json, plan_to_json
 
-PLAN = {"format": 1, "study": "s", "baseline": "a", "target": None, "arms": [{"name": "a", "runs": []}]}
+PLAN = {
+    "format": 1,
+    "study": "s",
+    "baseline": "a",
+    "target": None,
+    "arms": [{"name": "a", "runs": []}],
+}
 
 
 def test_the_unit_of_losses_is_written_unless_they_are_in_nats_per_token():

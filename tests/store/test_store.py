@@ -15,8 +15,15 @@ from ablate.store.study_lock import is_running, kept_still, running
 
 
 def plan_of(target):
-    arm = LockedArm(name="a", differs={"model.width": (1, 2)}, runs=(LockedRun(id="0a", seed=1),))
-    return LockedPlan(study="s", baseline="a", target=Target(kind="val_loss", value=target), arms=(arm,))
+    arm = LockedArm(
+        name="a", differs={"model.width": (1, 2)}, runs=(LockedRun(id="0a", seed=1),)
+    )
+    return LockedPlan(
+        study="s",
+        baseline="a",
+        target=Target(kind="val_loss", value=target),
+        arms=(arm,),
+    )
 
 
 FIRST = plan_of(1.0)
@@ -28,7 +35,9 @@ def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
     write_json_atomic(path, {"a": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json_atomic(path, {"a": float("nan")})
-    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "os.fsync", Mock(side_effect=OSError(28, "No space left on device"))
+    )
     with pytest.raises(OSError, match="No space left"):
         write_json_atomic(path, {"a": 2})
     assert read_json(path) == {"a": 1}
@@ -41,14 +50,20 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
     assert run.status() == Status()
     assert (run.metrics(), run.environment()) == ([], {})
     run.create({"seed": 1})
-    run.write_status(Status(state="diverged", attempt=2, tokens=7, message="non-finite training loss"))
+    run.write_status(
+        Status(
+            state="diverged", attempt=2, tokens=7, message="non-finite training loss"
+        )
+    )
     content = read_record(run.status_path)
     assert content["updated_unix"] > 1e9
     write_record(run.status_path, content | {"later": True})
     assert (run.status().state, run.status().tokens) == ("diverged", 7)
 
 
-@pytest.mark.parametrize("name", ["", "..", "../x", "/etc", "a/b", "a\\b", "a\0b", ".hidden"])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../x", "/etc", "a/b", "a\\b", "a\0b", ".hidden"]
+)
 def test_an_id_that_is_no_plain_name_leads_nowhere(tmp_path, name):
     with pytest.raises(ValueError, match="is no run's id"):
         StudyStore(tmp_path).run(name)
@@ -62,7 +77,10 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path, monkeypatch):
         with running(store, FIRST) as shared:
             assert shared
         assert is_running(store.path)
-        with pytest.raises(UserError, match="with another plan"), running(store, SECOND):
+        with (
+            pytest.raises(UserError, match="with another plan"),
+            running(store, SECOND),
+        ):
             pass
         assert store.plan() == FIRST
         with monkeypatch.context() as patch:  # who may not look does not know
@@ -74,7 +92,9 @@ def test_two_may_run_a_study_if_they_mean_the_same_one(tmp_path, monkeypatch):
     assert store.plan() == SECOND
 
 
-def test_who_starts_while_another_writes_its_plan_waits_for_that_plan(tmp_path, monkeypatch):
+def test_who_starts_while_another_writes_its_plan_waits_for_that_plan(
+    tmp_path, monkeypatch
+):
     store = StudyStore(tmp_path / "s")
     store.write_plan(FIRST)
     write = StudyStore.write_plan
@@ -93,7 +113,9 @@ def test_who_starts_while_another_writes_its_plan_waits_for_that_plan(tmp_path, 
 
     monkeypatch.setattr(StudyStore, "write_plan", write_slowly)
     with ExitStack() as held:
-        starter = threading.Thread(target=lambda: held.enter_context(running(store, SECOND)))
+        starter = threading.Thread(
+            target=lambda: held.enter_context(running(store, SECOND))
+        )
         other = threading.Thread(target=start_the_old_plan)
         starter.start()
         assert writing.wait(10)

@@ -20,7 +20,9 @@ def study(tmp_path, monkeypatch):
     (tmp_path / "tok").mkdir(exist_ok=True)
 
     def load(text: str | bytes):
-        (tmp_path / "study.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
+        (tmp_path / "study.yaml").write_bytes(
+            text.encode() if isinstance(text, str) else text
+        )
         return load_study("study.yaml", settings_of(text))
 
     return load
@@ -35,9 +37,15 @@ def outcome(study, tmp_path):
             loaded = study(text)
         except UserError as error:
             shown = [str(problem) for problem in error.problems]
-            assert all(line.startswith(("study.yaml:", "--set:")) and "\n" not in line for line in shown)
+            assert all(
+                line.startswith(("study.yaml:", "--set:")) and "\n" not in line
+                for line in shown
+            )
             return [line.removeprefix("study.yaml:").lstrip() for line in shown]
-        return [line.replace(str(tmp_path), "HERE") for line in meaning(loaded, vars(study(SHORTEST)))]
+        return [
+            line.replace(str(tmp_path), "HERE")
+            for line in meaning(loaded, vars(study(SHORTEST)))
+        ]
 
     return lines
 
@@ -45,7 +53,10 @@ def outcome(study, tmp_path):
 def meaning(loaded, shortest):
     """Yield a line for each part of a study that the shortest one does not have, and one for each arm."""
     for part, value in vars(loaded).items():
-        if part not in ("arms", "path", "source", "training") and value != shortest[part]:
+        if (
+            part not in ("arms", "path", "source", "training")
+            and value != shortest[part]
+        ):
             yield f"{part}: {value}"
     for arm in loaded.arms:
         settings = [
@@ -55,5 +66,7 @@ def meaning(loaded, shortest):
             for key, value in asdict(values).items()
             if value != getattr(type(values)(), key)
         ]
-        settings += [str(extra) for extra in (arm.description, arm.fork, arm.factors) if extra]
+        settings += [
+            str(extra) for extra in (arm.description, arm.fork, arm.factors) if extra
+        ]
         yield ", ".join([f"arm '{arm.name}': {describe(arm.recipe)}", *settings])

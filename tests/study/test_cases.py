@@ -23,7 +23,9 @@ FILES = sorted((HERE / "errors").glob("*.yaml"))
 
 def test_every_file_has_its_lines_and_nothing_else_lies_there():
     assert len(FILES) >= 120
-    assert {path.with_suffix(".txt") for path in FILES} == set((HERE / "errors").glob("*.txt"))
+    assert {path.with_suffix(".txt") for path in FILES} == set(
+        (HERE / "errors").glob("*.txt")
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -69,12 +71,17 @@ COMPUTED = {
     "what many arms inherit": (
         HEAD.replace("baseline: a", "baseline: a0")
         + "base:\n  model: {width: 130}\narms:\n"
-        + "".join(f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9)),
+        + "".join(
+            f"  a{i}: {{training: {{learning_rate: 0.{i + 1}}}}}\n" for i in range(9)
+        ),
         "5:18: base.model.width: width 130 is not a multiple of heads 4 "
         "(the nearest width is 128 or 136; in arm 'a0')",
     ),
     "UTF-16": ("name: x\n".encode("utf-16"), "1:1: not UTF-8 text (byte 0xff)"),
-    "not UTF-8": (b"name: x\ndescription: caf\xe9\n", "2:17: not UTF-8 text (byte 0xe9)"),
+    "not UTF-8": (
+        b"name: x\ndescription: caf\xe9\n",
+        "2:17: not UTF-8 text (byte 0xe9)",
+    ),
     "a control character": (
         "name: x\ndescription: \x07\n",
         "2:14: a character that YAML does not allow: '\\x07'",
@@ -83,7 +90,8 @@ COMPUTED = {
     "aliases that multiply": (
         "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
         + "".join(
-            f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
+            f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n"
+            for a, b in zip("abcdef", "bcdefg", strict=True)
         ),
         "1:24: more than 200000 values or 50 levels; are there nested aliases?",
     ),

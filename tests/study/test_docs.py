@@ -12,17 +12,24 @@ from tests.study.conftest import SHORTEST
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spec.md").read_text()
-BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE + (DOCS / "data.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(
+    r"```yaml\n(.*?)```", PAGE + (DOCS / "data.md").read_text(), re.DOTALL
+)
 HEAD = "name: s\nbaseline: a\ntarget: {val_loss: 3.3}\narms:\n  a:\n    "
 
 
 def test_every_section_has_its_table():
     text = PAGE + (DOCS / "diagnostics.md").read_text()
     shown = {
-        name.partition(":")[0] for mark in re.findall(r"<!-- keys: (.*) -->", text) for name in mark.split()
+        name.partition(":")[0]
+        for mark in re.findall(r"<!-- keys: (.*) -->", text)
+        for name in mark.split()
     }
     # An arm is laid over the base, whose sections have tables; an entry of layers takes what a recipe does.
-    assert shown == {"StudyFile", *json_schema()["$defs"]} - {"ArmSection", "LayerRecipeSpec"}
+    assert shown == {"StudyFile", *json_schema()["$defs"]} - {
+        "ArmSection",
+        "LayerRecipeSpec",
+    }
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])

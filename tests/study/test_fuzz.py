@@ -41,7 +41,20 @@ ODD = r"""~ null true -1 0 1e400 .nan -.inf 0x !x ' " &a *a *base [ ] { } # @ % 
 = [] {} "\n" 1_ _"""
 SPLINTERS = [
     *(*WORDS, *ODD.split(), "1" * 5000),
-    *("!!int x", "<<: *base", "? ", ": ", "- ", "\t", "---\n", "...\n", "\x00", "\u2028", "\ufeff", "'\n'"),
+    *(
+        "!!int x",
+        "<<: *base",
+        "? ",
+        ": ",
+        "- ",
+        "\t",
+        "---\n",
+        "...\n",
+        "\x00",
+        "\u2028",
+        "\ufeff",
+        "'\n'",
+    ),
     "\r",
 ]
 
@@ -51,8 +64,15 @@ def edited(draw):
     """Put splinters in the place of parts of the valid file."""
     text = VALID
     for _ in range(draw(st.integers(1, 4))):
-        start, length = draw(st.integers(0, len(text))), draw(st.sampled_from([0, 0, 1, 2, 5, 20]))
-        text = text[:start] + draw(st.sampled_from(["", *SPLINTERS])) + text[start + length :]
+        start, length = (
+            draw(st.integers(0, len(text))),
+            draw(st.sampled_from([0, 0, 1, 2, 5, 20])),
+        )
+        text = (
+            text[:start]
+            + draw(st.sampled_from(["", *SPLINTERS]))
+            + text[start + length :]
+        )
     return text
 
 
@@ -61,14 +81,18 @@ def reworded(draw):
     """Replace words by others: mostly valid YAML, so that the later stages are reached."""
     text = VALID
     for _ in range(draw(st.integers(1, 3))):
-        text = text.replace(draw(st.sampled_from(WORDS)), draw(st.sampled_from(SPLINTERS)), 1)
+        text = text.replace(
+            draw(st.sampled_from(WORDS)), draw(st.sampled_from(SPLINTERS)), 1
+        )
     return text
 
 
 FILES = {"bytes": st.binary(max_size=200), "edited": edited(), "reworded": reworded()}
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(4800, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "count", [80, pytest.param(4800, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_of_any_content(kind, count, tmp_path):
     @settings(max_examples=count)
@@ -82,7 +106,9 @@ def test_a_file_of_any_content(kind, count, tmp_path):
             problems = caught.problems
         else:
             return
-        line_ends = re.findall("[\n\r\x85\u2028\u2029]", content.decode("utf-8", "replace"))
+        line_ends = re.findall(
+            "[\n\r\x85\u2028\u2029]", content.decode("utf-8", "replace")
+        )
         assert problems
         for problem in problems:
             assert problem.column >= 1

@@ -40,7 +40,10 @@ grid:
 BROKEN = {
     "unknown key": ("paired_seeds", "paired"),
     "unknown recipe of a layer": ("{last: 1, recipe: bf16}", "{last: 1, recipe: bf61}"),
-    "layers within layers": ("{last: 1, recipe: bf16}", "{last: 1, recipe: {layers: []}}"),
+    "layers within layers": (
+        "{last: 1, recipe: bf16}",
+        "{last: 1, recipe: {layers: []}}",
+    ),
     "unknown preset": ("preset: tseng", "preset: tsengg"),
     "unknown factor": ("training.learning_rate: [", "training.learning_rat: ["),
     "a factor without values": ("[1, 1e-3]", "[]"),
@@ -74,7 +77,16 @@ def test_broken_files_do_not_satisfy_it(validator, case):
 
 
 def test_every_field_can_be_a_factor():
-    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"]["propertyNames"]["enum"]
+    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"][
+        "propertyNames"
+    ]["enum"]
     of_training = {f"training.{field.name}" for field in fields(TrainingConfig)}
-    others = {"backend", "model", "data.paths", "recipe.wgrad.stabiliser", "resources.gpus", "fork.at"}
+    others = {
+        "backend",
+        "model",
+        "data.paths",
+        "recipe.wgrad.stabiliser",
+        "resources.gpus",
+        "fork.at",
+    }
     assert of_training | others <= set(factors)

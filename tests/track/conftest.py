@@ -21,7 +21,10 @@ START_UNIX = 1_700_000_000.25
 ARMS = {
     "bf16": ("bf16", {}),
     "fprop": ("Fprop mxfp4; Dgrad+Wgrad bf16", {"recipe.gemms": ["fprop"]}),
-    "all three": ("mxfp4 DHT16", {"recipe.gemms": ["fprop", "dgrad", "wgrad"], "recipe.stabiliser": "dht"}),
+    "all three": (
+        "mxfp4 DHT16",
+        {"recipe.gemms": ["fprop", "dgrad", "wgrad"], "recipe.stabiliser": "dht"},
+    ),
 }
 
 
@@ -30,7 +33,11 @@ class Study:
 
     def __init__(self, storage, name="synthetic", arms=("bf16", "fprop"), seeds=(0, 1)):
         self.store = StudyStore(storage / name)
-        self.runs = {(arm, seed): f"{arm.replace(' ', '')}{seed:012d}" for arm in arms for seed in seeds}
+        self.runs = {
+            (arm, seed): f"{arm.replace(' ', '')}{seed:012d}"
+            for arm in arms
+            for seed in seeds
+        }
         self.plan = {
             "format": 1, "study": name, "description": "Which GEMM *suffers*?", "baseline": "bf16",
             "target": {"kind": "val_loss", "value": 2.1}, "training": {"schedule": "constant"},
@@ -56,26 +63,54 @@ class Study:
 
     def start(self, arm="bf16", seed=0, attempt=1):
         run = self.run(arm, seed)
-        config = {"model": {"width": 64, "heads": None}, "training": {"learning_rate": 4e-3}, "seed": seed}
+        config = {
+            "model": {"width": 64, "heads": None},
+            "training": {"learning_rate": 4e-3},
+            "seed": seed,
+        }
         run.create(config)
-        run.write_status(Status(state="running", attempt=attempt, started_unix=START_UNIX))
-        write_record(run.environment_path, {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]})
+        run.write_status(
+            Status(state="running", attempt=attempt, started_unix=START_UNIX)
+        )
+        write_record(
+            run.environment_path,
+            {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]},
+        )
         return run
 
-    def train(self, steps, arm="bf16", seed=0, late_sec=0.0, files="metrics diagnostics system"):
+    def train(
+        self,
+        steps,
+        arm="bf16",
+        seed=0,
+        late_sec=0.0,
+        files="metrics diagnostics system",
+    ):
         """Append rows: four figures and two more, with an evaluation of two figures every fourth step."""
         run = self.run(arm, seed)
         shift = 0.02 * seed + 0.1 * list(ARMS).index(arm)
         for step in steps:
-            common = {"tokens": 4096 * step, "step": step, "time_unix": START_UNIX + step + late_sec}
+            common = {
+                "tokens": 4096 * step,
+                "step": step,
+                "time_unix": START_UNIX + step + late_sec,
+            }
             loss = 2.0 + shift + 3.5 * math.exp(-step / 20)
-            rates = {"lr": 4e-3, "grad_norm": 1.0 / step, "tokens_per_sec": 31000.0 + step}
+            rates = {
+                "lr": 4e-3,
+                "grad_norm": 1.0 / step,
+                "tokens_per_sec": 31000.0 + step,
+            }
             error = {"layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": loss}
             rows = [
-                (run.system_path, {"kind": "system", "cpu_utilization_percentage": 1.5 * step}),
+                (
+                    run.system_path,
+                    {"kind": "system", "cpu_utilization_percentage": 1.5 * step},
+                ),
                 (run.diagnostics_path, {"kind": "diagnosis", **error}),
                 (run.metrics_path, {"kind": "train", "loss": loss, **rates}),
-                *[(run.metrics_path, {"kind": "eval", "val_loss": loss + 0.05})] * (step % 4 == 0),
+                *[(run.metrics_path, {"kind": "eval", "val_loss": loss + 0.05})]
+                * (step % 4 == 0),
             ]
             for path, row in rows:
                 if path.stem in files:
@@ -103,11 +138,22 @@ class Study:
         keys = {run_id: key for key, run_id in self.runs.items()}
         experiment = client.get_experiment_by_name(self.plan["study"])
         for run in client.search_runs([experiment.experiment_id], max_results=1000):
-            key = "summary" if "ablate.summary" in run.data.tags else keys[run.data.tags["ablate.run_id"]]
+            key = (
+                "summary"
+                if "ablate.summary" in run.data.tags
+                else keys[run.data.tags["ablate.run_id"]]
+            )
             assert key not in runs, f"{key} is there twice"
             runs[key] = run
-            history = (client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
-            run.points = sorted((at.key, at.step, at.value, at.timestamp) for one in history for at in one)
+            history = (
+                client.get_metric_history(run.info.run_id, name)
+                for name in run.data.metrics
+            )
+            run.points = sorted(
+                (at.key, at.step, at.value, at.timestamp)
+                for one in history
+                for at in one
+            )
         return runs
 
     def check(self, uri):
@@ -117,10 +163,17 @@ class Study:
         for key in self.runs:
             run = self.run(*key)
             paths = [run.metrics_path, run.system_path, run.diagnostics_path]
-            lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+            lines = [
+                line
+                for path in paths
+                if path.exists()
+                for line in path.read_text().splitlines()
+            ]
             if run.status_path.exists():
                 rows = (point for line in lines for point in points(json.loads(line)))
-                expected[key] = sorted((at.key, at.step, at.value, at.timestamp_ms) for at in rows)
+                expected[key] = sorted(
+                    (at.key, at.step, at.value, at.timestamp_ms) for at in rows
+                )
         assert {key: run.points for key, run in there.items()} == expected
         del there["summary"]
         return there
@@ -165,6 +218,10 @@ def server(tmp_path_factory, empty_database):
     shutil.copy(empty_database, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ablate.track.server._START_SEC", 500.0)  # minutes on a busy machine
-        with local_server(uri, folder / "mlartifacts", folder / "log" / "log", listen(None)) as (url, _):
+        patch.setattr(
+            "ablate.track.server._START_SEC", 500.0
+        )  # minutes on a busy machine
+        with local_server(
+            uri, folder / "mlartifacts", folder / "log" / "log", listen(None)
+        ) as (url, _):
             yield url

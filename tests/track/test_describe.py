@@ -12,11 +12,28 @@ from ablate.track.describe import points, read_points
 from tests.golden import cases, check, check_text
 
 HERE = Path(__file__).parent
-TRAIN = {"kind": "train", "tokens": 4096, "step": 1, "time_unix": 1.7e9, "loss": 5.5, "lr": 0.004}
+TRAIN = {
+    "kind": "train",
+    "tokens": 4096,
+    "step": 1,
+    "time_unix": 1.7e9,
+    "loss": 5.5,
+    "lr": 0.004,
+}
 EVAL = {"kind": "eval", "tokens": 8192, "step": 2, "time_unix": 1.7e9, "val_loss": 5.0}
 CONFIG = {
-    "model": {"width": 128, "odd key?": "x", "function": "my.py:build", "options": {"width": 64}},
-    "data": {"paths": ["p" * 400] * 20, "odd key?": "x", "none": [], "map": [{"a": [1]}]},
+    "model": {
+        "width": 128,
+        "odd key?": "x",
+        "function": "my.py:build",
+        "options": {"width": 64},
+    },
+    "data": {
+        "paths": ["p" * 400] * 20,
+        "odd key?": "x",
+        "none": [],
+        "map": [{"a": [1]}],
+    },
     "training": {"compile": True, "learning_rate": 0.004},
 }
 
@@ -37,18 +54,24 @@ def test_the_design_as_mlflow_shows_it(study):
         ],
         "parameters": describe.run_params(CONFIG, plan.arms[1]),
         "of a command": {
-            "tags": describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), by_command, report="LINK"),
+            "tags": describe.run_tags(
+                plan, 1, plan.arms[1].runs[0], Status(), by_command, report="LINK"
+            ),
             "parameters": describe.run_params(command, plan.arms[1]),
         },
         "note": describe.study_note(plan, report="LINK").splitlines(),
         "view": json.loads(describe.view(plan)),
     }
-    check_text(HERE / "shown.json", json.dumps(shown, indent=1, ensure_ascii=False) + "\n")
+    check_text(
+        HERE / "shown.json", json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def test_what_is_too_long_for_mlflow_is_cut(study):
     long = {"factors": {f"training.field{n}": "x" * 9000 for n in range(80)}}
-    study.plan["arms"] = [{**arm, **long} for arm in study.plan["arms"]] + study.plan["arms"] * 500
+    study.plan["arms"] = [{**arm, **long} for arm in study.plan["arms"]] + study.plan[
+        "arms"
+    ] * 500
     plan = study.write_plan()
     assert len(describe.study_note(plan, report="LINK")) < 20_000
     view = describe.view(plan)
@@ -63,7 +86,11 @@ def test_points_of_a_row(case):
     rows = map(json.loads, case[2].strip().splitlines())
     shown = [point for row in rows for point in points(row)]
     check(
-        case, [f"{point.key} {point.value:.6g} at {point.timestamp_ms} ms, {point.step}" for point in shown]
+        case,
+        [
+            f"{point.key} {point.value:.6g} at {point.timestamp_ms} ms, {point.step}"
+            for point in shown
+        ],
     )
 
 
@@ -81,7 +108,10 @@ def test_rows_are_read_in_pieces_and_a_cut_or_foreign_line_stops_nothing(tmp_pat
     read, offset = read_points(path, 0, 16)
     assert (len(read), offset) == (2, first)
     read, offset = read_points(path, offset, 10_000)
-    assert ([point.key for point in read], offset) == (["val_loss", "val_perplexity"], whole)
+    assert ([point.key for point in read], offset) == (
+        ["val_loss", "val_perplexity"],
+        whole,
+    )
     assert read_points(path, offset, 10_000) == ([], whole)
     in_bits, _ = read_points(path, first, 10_000, "bits")
     assert [point.key for point in in_bits] == ["val_loss"]

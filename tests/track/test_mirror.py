@@ -24,7 +24,14 @@ from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.describe import RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
-from ablate.track.sink import Away, Sink, default_tracking_uri, is_local, make_database, resolve_tracking_uri
+from ablate.track.sink import (
+    Away,
+    Sink,
+    default_tracking_uri,
+    is_local,
+    make_database,
+    resolve_tracking_uri,
+)
 from tests.exhaustive import rest_exhaustive
 from tests.waiting import is_alive, run_python, wait_until
 
@@ -44,7 +51,9 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     monkeypatch.setattr(  # a request that is sent again makes a second run: the one that is filled stays
         Sink,
         "create_run",
-        lambda *args: max(create(*args), create(*args), key=lambda run: run.info.run_id),
+        lambda *args: max(
+            create(*args), create(*args), key=lambda run: run.info.run_id
+        ),
     )
     study.whole(steps=8)
     mirror = Mirror(study.store, uri)
@@ -52,18 +61,38 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     run = study.check(uri)["fprop", 1]
     assert (run.info.run_name, run.info.status) == ("fprop seed 1", "FINISHED")
     assert (run.info.start_time, run.info.end_time) == (MS, MS + 100_000)
-    assert run.data.params["factor.recipe.gemms"] == run.data.tags["factor.recipe.gemms"] == "fprop"
+    assert (
+        run.data.params["factor.recipe.gemms"]
+        == run.data.tags["factor.recipe.gemms"]
+        == "fprop"
+    )
     for file in ("config", "environment"):
-        assert len(list((storage / "mlartifacts" / "synthetic").glob(f"*/artifacts/{file}.json"))) == 4
+        assert (
+            len(
+                list(
+                    (storage / "mlartifacts" / "synthetic").glob(
+                        f"*/artifacts/{file}.json"
+                    )
+                )
+            )
+            == 4
+        )
     again = mirror.sync_once()
-    assert (again.runs_sent, again.metrics_sent, sync(study, uri).metrics_sent) == (0, 0, 0)
+    assert (again.runs_sent, again.metrics_sent, sync(study, uri).metrics_sent) == (
+        0,
+        0,
+        0,
+    )
     study.train([9], files="system")  # nothing else has changed
     assert mirror.sync_once().metrics_sent == 1
     study.start()
     study.train([10, 11, 13])
     assert mirror.sync_once().metrics_sent == 3 * 6
     study.plan["description"] = "Another question"
-    study.plan["arms"][1] |= {"name": "only Fprop", "factors": {"recipe.gemms": ["fprop", "changed"]}}
+    study.plan["arms"][1] |= {
+        "name": "only Fprop",
+        "factors": {"recipe.gemms": ["fprop", "changed"]},
+    }
     study.write_plan()
     assert mirror.sync_once().complete
     experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
@@ -72,10 +101,15 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     cursor_path(study.store, uri).unlink()
     sync(study, uri)  # a parameter cannot change in MLflow: that must not stop the run
     after = study.check(uri)
-    assert {run.info.run_id for run in after.values()} == {run.info.run_id for run in before.values()}
+    assert {run.info.run_id for run in after.values()} == {
+        run.info.run_id for run in before.values()
+    }
     assert after["bf16", 0].info.status == "RUNNING"
     run = after["fprop", 1]
-    assert (run.info.run_name, run.data.tags["ablate.arm"]) == ("only Fprop seed 1", "only Fprop")
+    assert (run.info.run_name, run.data.tags["ablate.arm"]) == (
+        "only Fprop seed 1",
+        "only Fprop",
+    )
     assert run.data.tags["factor.recipe.gemms"] == "fprop+changed"
 
 
@@ -96,14 +130,19 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
     runs = study.check(uri)
-    assert {key: (runs[key].data.tags["ablate.state"], runs[key].info.status) for key in STATES} == STATES
+    assert {
+        key: (runs[key].data.tags["ablate.state"], runs[key].info.status)
+        for key in STATES
+    } == STATES
     study.start("fprop", 1, attempt=2)
     study.train([2], "fprop", 1)
     mirror.sync_once()
     run = study.check(uri)["fprop", 1]
     assert (run.info.status, run.data.tags["ablate.state"]) == ("RUNNING", "running")
     assert "boom" not in run.data.tags["mlflow.note.content"]
-    study.run("fprop", 1).write_status(Status(state="running", attempt=2, tokens=99, started_unix=MS / 1000))
+    study.run("fprop", 1).write_status(
+        Status(state="running", attempt=2, tokens=99, started_unix=MS / 1000)
+    )
     assert mirror.sync_once().metrics_sent == 0  # counters alone are no news
     assert pending(study.store, uri).complete
 
@@ -120,7 +159,9 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     def grow(key, files=None):
         study.start(*key)
         more = range(steps[key] + 1, steps[key] + draw.randint(2, 9))
-        files = files or draw.choice(["metrics", "metrics diagnostics system", "system"])
+        files = files or draw.choice(
+            ["metrics", "metrics diagnostics system", "system"]
+        )
         study.train(more, *key, late_sec=draw.random(), files=files)
         steps[key] = more[-1]
 
@@ -138,7 +179,9 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
         last_kept = draw.randint(0, steps[key] // 2)
         for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= last_kept))
+            path.write_text(
+                "".join(line for line in lines if json.loads(line)["step"] <= last_kept)
+            )
         grow(key)
 
     def rewind_without_cursor(key):
@@ -147,7 +190,9 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
 
     def end(key):
         study.start(*key)
-        study.end(*key, state=draw.choice(["finished", "diverged", "failed", "interrupted"]))
+        study.end(
+            *key, state=draw.choice(["finished", "diverged", "failed", "interrupted"])
+        )
 
     def lose_cursor(_):
         cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
@@ -176,12 +221,23 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
         grow(key)
 
     def delete_all(key):
-        client.delete_experiment(client.get_experiment_by_name("synthetic").experiment_id)
+        client.delete_experiment(
+            client.get_experiment_by_name("synthetic").experiment_id
+        )
         grow(key)
 
     grow(("bf16", 0))
     sync(study, uri)
-    events = [cut_last_line, rewind, rewind_without_cursor, end, lose_cursor, kill, delete, delete_all] * 2
+    events = [
+        cut_last_line,
+        rewind,
+        rewind_without_cursor,
+        end,
+        lose_cursor,
+        kill,
+        delete,
+        delete_all,
+    ] * 2
     for happens in draw.sample(events, len(events)):
         happens(draw.choice([*study.runs]))
         draw.choice(mirrors).sync_once()
@@ -211,20 +267,30 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
             {"name": arm, "counted_from_tokens": arm == "all three", "runs": [run]}
             for arm, run in zip(arms, runs, strict=True)
         ]
-        (folder / "report.json").write_text(json.dumps({"baseline": "bf16", "arms": rows}))
+        (folder / "report.json").write_text(
+            json.dumps({"baseline": "bf16", "arms": rows})
+        )
         sync(study, uri)
         there = study.check(uri)
-        return [" ".join(there[arm, 0].data.tags[name] for name in RESULTS) for arm in arms]
+        return [
+            " ".join(there[arm, 0].data.tags[name] for name in RESULTS) for arm in arms
+        ]
 
     assert shown(1000, 1250, 900) == ["1000 ", "1250 +25.00%", "900 "]
     assert shown(1000, 1100, 900) == ["1000 ", "1100 +10.00%", "900 "]
-    assert shown(1000, None, 900) == ["1000 ", " ", "900 "]  # another target, which it misses
+    assert shown(1000, None, 900) == [
+        "1000 ",
+        " ",
+        "900 ",
+    ]  # another target, which it misses
     assert shown(1000, 1250, 900, early=True) == [" ", "1250 ", "900 "]
     (folder / "report.json").write_text("{")
     sync(study, uri)  # the report was cut off: nothing is taken back
     run = study.check(uri)["fprop", 0]
     assert run.data.tags["ablate.tokens_to_target"] == "1250"
-    assert study.held(uri)["summary"].info.run_id in run.data.tags["mlflow.note.content"]
+    assert (
+        study.held(uri)["summary"].info.run_id in run.data.tags["mlflow.note.content"]
+    )
 
 
 def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
@@ -266,18 +332,26 @@ def test_two_folders_of_one_study_stay_apart(study, uri, tmp_path):
     for copy in (study, other, study):
         sync(copy, uri)
     client = MlflowClient(uri)
-    runs = client.search_runs([client.get_experiment_by_name("synthetic").experiment_id])
-    counts = sorted(len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs)
+    runs = client.search_runs(
+        [client.get_experiment_by_name("synthetic").experiment_id]
+    )
+    counts = sorted(
+        len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs
+    )
     assert counts == [0, 0, 2, 2, 2, 2, 4, 4, 4, 4]  # and two reports to come
 
 
-@pytest.mark.parametrize("file", ["status.json", "config.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["status.json", "config.json", "environment.json", "metrics.jsonl"]
+)
 def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, file):
     study.whole(2)
     path = study.run("bf16", 0).path / file
     path.write_bytes(path.read_bytes().replace(b"1", b"2"))
     report = Mirror(study.store, uri).sync_once()
-    assert report.problem.startswith(f"run {study.runs['bf16', 0]} is not sent: {file}: altered or cut")
+    assert report.problem.startswith(
+        f"run {study.runs['bf16', 0]} is not sent: {file}: altered or cut"
+    )
     assert report.unsent == (study.runs["bf16", 0],)
     assert len(study.held(uri)) == 4  # the others and the report
     path.unlink()
@@ -290,7 +364,9 @@ def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, file):
 
 def test_a_large_configuration_and_many_rows(study, uri):
     run = study.start()
-    config = {f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)}
+    config = {
+        f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)
+    }
     write_record(run.config_path, config)
     study.train(range(1, 1201))
     sync(study, uri)
@@ -299,7 +375,9 @@ def test_a_large_configuration_and_many_rows(study, uri):
 
 def test_mirrors_take_turns(study, uri):
     study.whole(8)
-    threads = [threading.Thread(target=Mirror(study.store, uri).sync_once) for _ in range(4)]
+    threads = [
+        threading.Thread(target=Mirror(study.store, uri).sync_once) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -307,7 +385,9 @@ def test_mirrors_take_turns(study, uri):
     study.check(uri)
 
 
-@pytest.mark.parametrize("is_early", rest_exhaustive([False, True], lambda early: not early))
+@pytest.mark.parametrize(
+    "is_early", rest_exhaustive([False, True], lambda early: not early)
+)
 def test_a_process_that_is_asked_to_end_sends_all(study, uri, is_early):
     """A short study ends before MLflow is even imported."""
     study.start()
@@ -335,10 +415,15 @@ sys.stdin.read(1)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as parent:
         pid = int(parent.stdout.readline())
-        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 5)  # the report's, too
+        wait_until(
+            lambda: len(load_cursor(study.store, uri).runs) == 5
+        )  # the report's, too
         study.train([5])
         study.end()
         parent.stdin.close()
@@ -364,19 +449,33 @@ process.Mirror.sync_once = lambda _: time.sleep(120)
 process.main()
 """
     another_parent = "1"
-    process = run_python(code, str(study.store.path), another_parent, check=False, timeout=100)
+    process = run_python(
+        code, str(study.store.path), another_parent, check=False, timeout=100
+    )
     assert process.returncode == 1
 
 
-MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/ann/my disk": "tmpfs", "/scratch": "lustre"}
+MOUNTS = {
+    "/": "ext4",
+    "/home": "nfs4",
+    "/home/ann/my disk": "tmpfs",
+    "/scratch": "lustre",
+}
 
 
 @pytest.mark.parametrize(
     ("folder", "local"),
-    [("/data", True), ("/home/ann", False), ("/home/ann/my disk/x", True), ("/scratch/x", False)],
+    [
+        ("/data", True),
+        ("/home/ann", False),
+        ("/home/ann/my disk/x", True),
+        ("/scratch/x", False),
+    ],
 )
 def test_what_is_a_local_disk(folder, local, monkeypatch):
-    disks = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS.items()]
+    disks = [
+        SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS.items()
+    ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: disks)
     assert is_local(Path(folder)) is local
 
@@ -386,7 +485,9 @@ def test_a_database_is_whole_and_made_once(tmp_path):
     make_database(path, tmp_path / "artifacts")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE a_users_own (x)")
-    make_database(path, tmp_path / "artifacts")  # as another process would that was a little later
+    make_database(
+        path, tmp_path / "artifacts"
+    )  # as another process would that was a little later
     assert [file.name for file in path.parent.iterdir()] == ["mlflow.db"]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("SELECT x FROM a_users_own")
@@ -402,7 +503,10 @@ def test_where_a_study_is_mirrored_to(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment:5000")
     assert resolve_tracking_uri(tmp_path) == "http://from-environment:5000"
     assert resolve_tracking_uri(tmp_path, "http://option:5000") == "http://option:5000"
-    assert resolve_tracking_uri(tmp_path, "sqlite:///my.db") == f"sqlite:///{tmp_path}/my.db"
+    assert (
+        resolve_tracking_uri(tmp_path, "sqlite:///my.db")
+        == f"sqlite:///{tmp_path}/my.db"
+    )
     old, new, other = (
         cursor_path(StudyStore(tmp_path), f"http://{place}")
         for place in ("a:old@host", "a:new@host", "other")
@@ -413,11 +517,17 @@ def test_where_a_study_is_mirrored_to(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("GET https://ann:s3cret@host:5000/api failed", "GET https://***@host:5000/api failed"),
+        (
+            "GET https://ann:s3cret@host:5000/api failed",
+            "GET https://***@host:5000/api failed",
+        ),
         ("https://ann:p@ss@host/x", "https://***@host/x"),
         ("https://token@host", "https://***@host"),
         ("postgresql+psycopg2://ann:pw@host/db", "postgresql+psycopg2://***@host/db"),
-        ("postgresql://host/db?password=s3cret&x=1", "postgresql://host/db?password=***&x=1"),
+        (
+            "postgresql://host/db?password=s3cret&x=1",
+            "postgresql://host/db?password=***&x=1",
+        ),
         ("sqlite:////home/ann@lab/mlflow.db", "sqlite:////home/ann@lab/mlflow.db"),
         ("http://host/mail@x", "http://host/mail@x"),
     ],

@@ -71,7 +71,10 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway):
     finally:
         mirror.process.kill()
     log = (private_dir(study.store) / "mirror.log").read_bytes()
-    assert all(words in log for words in (b"will try again", b"all is sent again", b"ended with 4 unsent"))
+    assert all(
+        words in log
+        for words in (b"will try again", b"all is sent again", b"ended with 4 unsent")
+    )
     assert b"s3cret" not in log + command_line + report.problem.encode()
     way.is_open = True
     assert Mirror(study.store, url).sync_once().complete
@@ -99,7 +102,9 @@ def test_the_process_goes_on_after_it_was_stopped(make_study, uri):
 
 
 @pytest.mark.parametrize("status", [None, 500])
-def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, gateway, status, monkeypatch):
+def test_a_lost_answer_to_runs_create_doubles_no_run(
+    make_study, server, gateway, status, monkeypatch
+):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     study = make_study(name=f"lost answers, {status}").whole()
     way = gateway(server)
@@ -113,11 +118,17 @@ def test_a_lost_answer_to_runs_create_doubles_no_run(make_study, server, gateway
     assert {run.info.status for run in study.check(server).values()} == {"FINISHED"}
 
 
-ADDRESSES = "http://ann:s3cret@127.0.0.1:9", "htp://ann:s3cret@host", "sqlite:////proc/none/mlflow.db"
+ADDRESSES = (
+    "http://ann:s3cret@127.0.0.1:9",
+    "htp://ann:s3cret@host",
+    "sqlite:////proc/none/mlflow.db",
+)
 
 
 @pytest.mark.parametrize("where", [200, 401, 404, 503, *ADDRESSES])
-def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(study, gateway, where):
+def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(
+    study, gateway, where
+):
     study.whole(2)
     if isinstance(where, int):
         way = gateway()
@@ -127,7 +138,9 @@ def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(study, gate
     assert report.problem
     assert len(report.unsent) == 4
     assert pending(study.store, where).problem == report.problem
-    texts = [path.read_bytes() for path in study.store.path.rglob("*") if path.is_file()]
+    texts = [
+        path.read_bytes() for path in study.store.path.rglob("*") if path.is_file()
+    ]
     assert not any(b"s3cret" in text for text in (*texts, repr(report).encode()))
     study.store.plan_path.unlink()
     assert pending(study.store, where).unsent == ()
@@ -140,7 +153,9 @@ def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
     way.status = 200
     way.wait_sec = 6.0
     assert Mirror(study.store, way.url).sync_once().problem
-    assert len(set(way.asked)) == 1  # asked again as MLflow's client does, and not for each run
+    assert (
+        len(set(way.asked)) == 1
+    )  # asked again as MLflow's client does, and not for each run
 
 
 @pytest.mark.exhaustive
@@ -155,9 +170,15 @@ def test_a_server_that_cannot_start(tmp_path):
 @pytest.fixture
 def postgres_server():
     """The address of an empty PostgreSQL database on loopback, with a password; how to start and stop it."""
-    folders = [Path(program).resolve().parent for program in [shutil.which("initdb")] if program]
+    folders = [
+        Path(program).resolve().parent
+        for program in [shutil.which("initdb")]
+        if program
+    ]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    programs = next((folder for folder in folders if (folder / "postgres").exists()), None)
+    programs = next(
+        (folder for folder in folders if (folder / "postgres").exists()), None
+    )
     if programs is None:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
     # Not among pytest's folders: those are closed to others, and PostgreSQL has a user of its own.
@@ -175,9 +196,13 @@ def postgres_server():
 
     def call(program, *options):
         command = [programs / program, "-D", data, *options]
-        return subprocess.run(command, check=True, capture_output=True, cwd=folder, **owner)
+        return subprocess.run(
+            command, check=True, capture_output=True, cwd=folder, **owner
+        )
 
-    call("initdb", "-U", "ann", "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync")
+    call(
+        "initdb", "-U", "ann", "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync"
+    )
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
     start = partial(call, "pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
     stop = partial(call, "pg_ctl", "-m", "immediate", "stop")
@@ -210,7 +235,9 @@ def test_postgresql_away_is_one_line_of_the_log(make_study, postgres_server):
         wait_until(lambda: pending(study.store, uri).complete, mirror.process)
     finally:
         mirror.stop()
-    first, away, back = (private_dir(study.store) / "mirror.log").read_text().splitlines()
+    first, away, back = (
+        (private_dir(study.store) / "mirror.log").read_text().splitlines()
+    )
     assert "mirroring" in first
     assert "will try again: MlflowException" in away
     assert "all is sent again" in back
@@ -232,5 +259,10 @@ def test_postgresql(study, postgres, tmp_path, storage):
     assert direct.sync_once().problem is None
     study.check(postgres)
     assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
-    files = [path for folder in (study.store.path, tmp_path) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path
+        for folder in (study.store.path, tmp_path)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert not [path for path in files if b"s3cret" in path.read_bytes()]

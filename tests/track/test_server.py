@@ -26,6 +26,8 @@ def test_a_stranger_on_either_loopback_address(address, monkeypatch):
     assert number != port
     for each in addresses:  # nor can he come later
         with pytest.raises(OSError, match="in use"):
-            socket.create_server(each, family=socket.AF_INET6 if ":" in each[0] else socket.AF_INET)
+            socket.create_server(
+                each, family=socket.AF_INET6 if ":" in each[0] else socket.AF_INET
+            )
     for each in sockets:
         each.close()

@@ -129,7 +129,9 @@ def graphs(monkeypatch):
         if draw.policy.is_untouched:
             return Quantized(values=x.to(torch.bfloat16), axis=axis)
         draws.append((draw.policy, draw.key, axis))
-        values = torch.ops.ablate_tests.quantise(x, draw.position, draw.amax, len(draws) - 1)
+        values = torch.ops.ablate_tests.quantise(
+            x, draw.position, draw.amax, len(draws) - 1
+        )
         return Quantized(values=values, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", quantize)
@@ -150,9 +152,16 @@ def graphs(monkeypatch):
 @pytest.fixture
 def config(make_config):
     def make(recipe=SR_RHT, **training):
-        sizes = {"tokens": 16 * STEP, "seq_len": 64, "batch_size": 4, "micro_batch_size": 2}
+        sizes = {
+            "tokens": 16 * STEP,
+            "seq_len": 64,
+            "batch_size": 4,
+            "micro_batch_size": 2,
+        }
         sizes |= {"eval_every_tokens": 8 * STEP, "eval_tokens": 5 * 64}
-        return make_config(recipe, model={"layers": 1}, schedule="cosine", **(sizes | training))
+        return make_config(
+            recipe, model={"layers": 1}, schedule="cosine", **(sizes | training)
+        )
 
     return make
 
@@ -166,7 +175,13 @@ def eager_curve(monkeypatch, config, tokens, **options):
 @pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize(
     ("kind", "captures"),
-    [("a phase", 4), ("a fork", 4), ("delayed scales", 3), ("compiled", 3), ("bf16 beside", 5)],
+    [
+        ("a phase", 4),
+        ("a fork", 4),
+        ("delayed scales", 3),
+        ("compiled", 3),
+        ("bf16 beside", 5),
+    ],
 )
 def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
     config, tokens, monkeypatch, kind, captures
@@ -176,11 +191,16 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
         run = config(SR_RHT | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]})
     elif kind == "a fork":
         parent = config("bf16", beta2=0.9)
-        run = replace(run, fork=Fork(tokens=8 * STEP, recipe=parent.recipe, training=parent.training))
+        run = replace(
+            run,
+            fork=Fork(tokens=8 * STEP, recipe=parent.recipe, training=parent.training),
+        )
     elif kind == "delayed scales":
         run = config("te-hybrid-fp8-delayed")
     elif kind == "compiled":  # to operators, which the stand-in can record
-        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        monkeypatch.setattr(
+            torch, "compile", partial(torch.compile, backend="aot_eager")
+        )
         run = config(ALL_SR_RHT, compile=True)
     else:
         run = config(ALL_SR_RHT, evaluate_in="both")
@@ -188,7 +208,10 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
     reasons = []
     expected = eager_curve(monkeypatch, run, tokens, checkpoints=eager)
     assert Graph.captured == 0
-    assert curve(run, tokens, checkpoints=whole, layout=Layout(on_eager=reasons.append)) == expected
+    assert (
+        curve(run, tokens, checkpoints=whole, layout=Layout(on_eager=reasons.append))
+        == expected
+    )
     assert (Graph.captured, reasons) == (captures, [])
     assert_same(whole.last.tensors, eager.last.tensors)
     rows_of_parts = []
@@ -200,12 +223,17 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
 
 
 @pytest.mark.usefixtures("graphs")
-def test_a_replay_that_diverges_is_noticed_and_leaves_the_weights(config, tokens, monkeypatch):
+def test_a_replay_that_diverges_is_noticed_and_leaves_the_weights(
+    config, tokens, monkeypatch
+):
     monkeypatch.setattr(quantise, "breaks", (9, "blocks.0.ffn.down", "wgrad", "dy"))
     run = config(eval_every_tokens=16 * STEP, tokens=40 * STEP)
     result, rows = curve(run, tokens)
     assert (result.state, result.step) == ("diverged", 10)
-    assert result.message == "non-finite training gradient norm: first in Wgrad's dy of blocks.0.ffn.down"
+    assert (
+        result.message
+        == "non-finite training gradient norm: first in Wgrad's dy of blocks.0.ffn.down"
+    )
     assert (result, rows) == eager_curve(monkeypatch, run, tokens)
 
     steps = WholeSteps(trainee := assemble(run, "cpu"), None)
@@ -261,7 +289,9 @@ def test_a_proof_finds_a_number_of_python_in_a_graph(config, monkeypatch, fault)
 
 
 @pytest.mark.usefixtures("graphs")
-@pytest.mark.parametrize("fault", ["not proved", "the capture failed: OutOfMemoryError: no memory"])
+@pytest.mark.parametrize(
+    "fault", ["not proved", "the capture failed: OutOfMemoryError: no memory"]
+)
 def test_a_run_without_graphs_is_eager_and_says_why(config, tokens, monkeypatch, fault):
     run, reasons = config(tokens=5 * STEP, eval_every_tokens=5 * STEP), []
     expected = eager_curve(monkeypatch, run, tokens)
@@ -276,10 +306,14 @@ def test_a_run_without_graphs_is_eager_and_says_why(config, tokens, monkeypatch,
     assert reasons == [fault]
 
 
-def test_nothing_of_a_whole_step_comes_from_the_cpu_or_waits_for_the_device(config, monkeypatch):
+def test_nothing_of_a_whole_step_comes_from_the_cpu_or_waits_for_the_device(
+    config, monkeypatch
+):
     run = config()
 
-    def backward(_):  # there is none without a GPU; a layer's own is in tests/layers/test_waits.py
+    def backward(
+        _,
+    ):  # there is none without a GPU; a layer's own is in tests/layers/test_waits.py
         for parameter in trainee.module.parameters():
             parameter.grad = torch.empty_like(parameter)
 

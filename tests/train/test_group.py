@@ -24,7 +24,11 @@ from ablate.train.group import ALONE, Layout, join_group
 
 ALL = {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"}
 NVFP4 = {"preset": "nvidia-nvfp4", "layers": [{"last": 1, "recipe": "bf16"}]}
-RESET = {"gemms": ["fprop"], "weight_block": "32x32", "deoscillate": {"window": 2, "threshold": 1.1}}
+RESET = {
+    "gemms": ["fprop"],
+    "weight_block": "32x32",
+    "deoscillate": {"window": 2, "threshold": 1.1},
+}
 MODELS = {
     "llama": {},
     "untied": {"tied_head": False, "kv_heads": 1},
@@ -41,7 +45,9 @@ def as_in_a_group():
         yield
 
 
-def member(rank, size, folder, meet, config, tokens, stop_after=0, diagnostics=None, **layout):
+def member(
+    rank, size, folder, meet, config, tokens, stop_after=0, diagnostics=None, **layout
+):
     """Train in one process of a group; return the state, the steps, the rows and what was diagnosed."""
     torch.set_num_threads(1)
     group = ALONE
@@ -54,17 +60,23 @@ def member(rank, size, folder, meet, config, tokens, stop_after=0, diagnostics=N
     rows, diagnosed, steps = [], [], iter(range(1, 1000))
 
     def should_stop():
-        return next(steps) == stop_after and rank == size - 1  # one process alone is told to stop
+        return (
+            next(steps) == stop_after and rank == size - 1
+        )  # one process alone is told to stop
 
     start, _ = load_newest(folder / "c")
     metrics = []
     if rank == 0:
-        metrics = [MetricsWriter(folder / "metrics", start.rows["metrics"] if start else 0)]
+        metrics = [
+            MetricsWriter(folder / "metrics", start.rows["metrics"] if start else 0)
+        ]
 
     def on_metrics(row):
         for writer in metrics:
             writer.append(row)
-        rows.append({key: value for key, value in row.items() if key != "tokens_per_sec"})
+        rows.append(
+            {key: value for key, value in row.items() if key != "tokens_per_sec"}
+        )
 
     observe = None
     if diagnostics and rank == 0:  # as the worker has it
@@ -100,8 +112,13 @@ def together(pools, tmp_path, tokens):
             return member(0, 1, *task, **options)
         context = get_context("spawn")
         if size not in pools:
-            pools[size] = [ProcessPoolExecutor(1, mp_context=context) for _ in range(size)]
-        futures = [pool.submit(member, rank, size, *task, **options) for rank, pool in enumerate(pools[size])]
+            pools[size] = [
+                ProcessPoolExecutor(1, mp_context=context) for _ in range(size)
+            ]
+        futures = [
+            pool.submit(member, rank, size, *task, **options)
+            for rank, pool in enumerate(pools[size])
+        ]
         for future in wait(futures, return_when=FIRST_EXCEPTION).done:
             future.result()
         return futures[0].result()
@@ -116,7 +133,9 @@ def losses(rows):
 @pytest.mark.exhaustive
 def test_the_first_process_measures_what_one_alone_would(make_config, together):
     """Its micro-batch is the first, and the gathered weight is whole when it is copied."""
-    config = make_config(ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None)
+    config = make_config(
+        ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
+    )
     diagnostics = Diagnostics(every_tokens=1024, layers=["*"], draws=2)
     *_, found = together(config, 1, "alone", diagnostics=diagnostics)
     *both, measured = together(config, diagnostics=diagnostics)
@@ -131,23 +150,32 @@ def test_the_first_process_measures_what_one_alone_would(make_config, together):
     *(pytest.param(*case, marks=pytest.mark.exhaustive)
       for case in (("llama", ALL), ("untied", NVFP4), ("llama", RESET), ("experts", ALL))),
 ])  # fmt: skip
-def test_two_processes_have_the_curve_of_one_to_the_bit(make_config, together, model, recipe):
+def test_two_processes_have_the_curve_of_one_to_the_bit(
+    make_config, together, model, recipe
+):
     """Two micro-batches, one each: their sum has one order. Clipping is off, whose norm is another sum."""
     shape = {"layers": 3, **MODELS[model]}
-    config = make_config(recipe, model=shape, micro_batch_size=8, grad_clip=None, **SHORT)
+    config = make_config(
+        recipe, model=shape, micro_batch_size=8, grad_clip=None, **SHORT
+    )
     state, _, alone, _ = together(config, 1, "alone")
     rows = together(config)[2]
     assert (state, losses(rows)) == ("finished", losses(alone))
     resets, resets_alone = (
-        [row.get("weights_reset") for row in some if "loss" in row] for some in (rows, alone)
+        [row.get("weights_reset") for row in some if "loss" in row]
+        for some in (rows, alone)
     )
     assert resets == resets_alone
     assert any(resets) == ("deoscillate" in recipe)
-    norms, norms_alone = ([row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone))
+    norms, norms_alone = (
+        [row["grad_norm"] for row in some if "loss" in row] for some in (rows, alone)
+    )
     assert norms == pytest.approx(norms_alone, rel=1e-5)  # a sum over other rows
 
 
-def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(make_config, together):
+def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(
+    make_config, together
+):
     """Without a micro-batch size each process takes its half of the batch."""
     alone = together(make_config(ALL, micro_batch_size=8, **SHORT), 1, "alone")[2]
     rows = together(make_config(ALL, **SHORT))[2]
@@ -157,9 +185,13 @@ def test_clipping_and_shares_of_the_batch_differ_by_the_order_of_sums_alone(make
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 3)])
-def test_a_run_goes_on_with_another_number_of_devices(make_config, together, tmp_path, sizes):
+def test_a_run_goes_on_with_another_number_of_devices(
+    make_config, together, tmp_path, sizes
+):
     recipe = RESET | {"deoscillate": {"window": 4, "threshold": 1.1}}
-    config = make_config(recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2)
+    config = make_config(
+        recipe, tokens=6144, eval_every_tokens=1536, batch_size=12, micro_batch_size=2
+    )
     whole = together(config, 1, "whole")[2]
     state, step, begun, _ = together(config, sizes[0], stop_after=7)
     assert (state, step) == ("interrupted", 7)
@@ -177,7 +209,9 @@ def test_a_resumed_group_goes_on_to_the_same_bits(make_config, together):
     assert begun + together(config)[2] == whole
 
 
-def test_lower_precision_of_weights_and_sums_trains_and_a_divergence_is_found_in_all(make_config, together):
+def test_lower_precision_of_weights_and_sums_trains_and_a_divergence_is_found_in_all(
+    make_config, together
+):
     rows = together(make_config(master_weights="bf16", reduction="bf16", **SHORT))[2]
     assert losses(rows)[-1] < losses(rows)[0]
     hot = make_config(ALL, learning_rate=1e4, grad_clip=None)
@@ -187,28 +221,38 @@ def test_lower_precision_of_weights_and_sums_trains_and_a_divergence_is_found_in
 @pytest.mark.parametrize("model", [{}, {"experts": 3}])
 def test_computing_activations_twice_changes_no_bit(make_config, together, model):
     config = make_config(ALL, model=model, tokens=1024, eval_every_tokens=512)
-    assert together(config, 1, "once") == together(config, 1, "twice", checkpoint_activations=True)
+    assert together(config, 1, "once") == together(
+        config, 1, "twice", checkpoint_activations=True
+    )
 
 
-def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(make_config, together, tmp_path):
+def test_a_model_without_blocks_cannot_be_laid_out_by_blocks(
+    make_config, together, tmp_path
+):
     (tmp_path / "m.py").write_text(
         "from torch import nn\ndef build(*, vocab_size, seq_len):\n"
         "    return nn.Sequential(nn.Embedding(vocab_size, 32), nn.Linear(32, vocab_size))\n"
     )
-    config = replace(make_config(), model=ModelConfig(function=f"{tmp_path}/m.py:build"))
+    config = replace(
+        make_config(), model=ModelConfig(function=f"{tmp_path}/m.py:build")
+    )
     with pytest.raises(ValueError, match="activation_checkpointing needs blocks"):
         together(config, 1, checkpoint_activations=True)
 
 
 @pytest.mark.exhaustive
-def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(tmp_path, make_config, together):
+def test_a_hugging_face_model_has_the_curve_of_one_process_with_dropout(
+    tmp_path, make_config, together
+):
     pytest.importorskip("transformers")
     content = {
         "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 64,
     }  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text(json.dumps(content))
-    config = make_config(ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None)
+    config = make_config(
+        ALL, tokens=2048, eval_every_tokens=1024, micro_batch_size=8, grad_clip=None
+    )
     config = replace(config, model=ModelConfig(hf=str(tmp_path / "hf")))
     rows = together(config, checkpoint_activations=True)[2]
     assert losses(rows) == losses(together(config, 1, "alone")[2])

@@ -22,7 +22,12 @@ def test_a_run_learns_and_reports_on_the_token_axis(make_config, tokens):
     result, rows = curve(make_config(), tokens)
     assert torch.equal(torch.get_rng_state(), before)
     assert (result.state, result.tokens, result.step) == ("finished", 16_384, 32)
-    assert [row["tokens"] for row in rows if row["kind"] == "eval"] == [4096, 8192, 12_288, 16_384]
+    assert [row["tokens"] for row in rows if row["kind"] == "eval"] == [
+        4096,
+        8192,
+        12_288,
+        16_384,
+    ]
     assert losses(rows)[0] < 1.05 * math.log(64)
     assert losses(rows)[-1] < losses(rows)[0] - 0.5
     train_rows = [row for row in rows if row["kind"] == "train"]
@@ -45,16 +50,21 @@ SHORT = {"tokens": 3072, "eval_every_tokens": 1024, "eval_tokens": 1024}
 
 def test_micro_batches_see_the_same_sequences(make_config, tokens):
     whole, parts = (
-        losses(curve(make_config(**SHORT, **size), tokens)[1]) for size in ({}, {"micro_batch_size": 4})
+        losses(curve(make_config(**SHORT, **size), tokens)[1])
+        for size in ({}, {"micro_batch_size": 4})
     )
     assert parts == pytest.approx(whole, abs=0.02)
 
 
-def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make_config, tokens):
+def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(
+    make_config, tokens
+):
     train_tokens, validation_tokens = tokens
     short = {"tokens": 1024, "eval_every_tokens": 512, "eval_tokens": 512}
     first = losses(curve(make_config(eval_windows="first", **short), tokens)[1])
-    assert first == losses(curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1])
+    assert first == losses(
+        curve(make_config(**short), (train_tokens, validation_tokens[: 512 + 1]))[1]
+    )
     assert first != losses(curve(make_config(**short), tokens)[1])
 
 
@@ -67,30 +77,44 @@ def test_the_first_validation_windows_are_evaluated_where_the_study_says_so(make
 )
 def test_evaluating_in_bf16_as_well_changes_no_other_bit(make_config, tokens, recipe):
     by = {
-        evaluated_in: curve(make_config(recipe, evaluate_in=evaluated_in, **SHORT), tokens)[1]
+        evaluated_in: curve(
+            make_config(recipe, evaluate_in=evaluated_in, **SHORT), tokens
+        )[1]
         for evaluated_in in ("recipe", "bf16", "both")
     }
     beside = [row.pop("val_loss_bf16") for row in by["both"] if row["kind"] == "eval"]
     assert by["both"] == by["recipe"]
     assert beside == losses(by["bf16"])
-    assert all(one != other for one, other in zip(beside, losses(by["recipe"]), strict=True))
+    assert all(
+        one != other for one, other in zip(beside, losses(by["recipe"]), strict=True)
+    )
     trained = [[row for row in rows if row["kind"] == "train"] for rows in by.values()]
     assert trained[0] == trained[1] == trained[2]
 
 
-def test_an_evaluation_in_bf16_is_that_of_a_bf16_model_with_the_same_weights(make_config, tokens):
+def test_an_evaluation_in_bf16_is_that_of_a_bf16_model_with_the_same_weights(
+    make_config, tokens
+):
     config = make_config(RecipeSpec(gemms=ALL), evaluate_in="both", **SHORT)
     trainee = assemble(config, "cpu")
     other = assemble(make_config(**SHORT), "cpu")
     other.module.load_state_dict(trainee.module.state_dict())
     found = evaluate(trainee, tokens[1])
-    assert found["val_loss_bf16"] == evaluate(other, tokens[1])["val_loss"] != found["val_loss"]
+    assert (
+        found["val_loss_bf16"]
+        == evaluate(other, tokens[1])["val_loss"]
+        != found["val_loss"]
+    )
 
 
-def test_a_bf16_fprop_is_evaluated_once_for_both_from_its_phase_on(make_config, tokens, monkeypatch):
+def test_a_bf16_fprop_is_evaluated_once_for_both_from_its_phase_on(
+    make_config, tokens, monkeypatch
+):
     counts, per_row = [], []
     own = evaluation._mean_loss
-    monkeypatch.setattr(evaluation, "_mean_loss", lambda *given: (counts.append(1), own(*given))[1])
+    monkeypatch.setattr(
+        evaluation, "_mean_loss", lambda *given: (counts.append(1), own(*given))[1]
+    )
 
     def note(row):
         if row["kind"] == "eval":
@@ -98,7 +122,10 @@ def test_a_bf16_fprop_is_evaluated_once_for_both_from_its_phase_on(make_config, 
             counts.clear()
             assert (row["val_loss"] == row["val_loss_bf16"]) == (per_row[-1] == 1)
 
-    recipe = RecipeSpec(gemms=ALL, phases=[{"from_fraction": 0.66, "recipe": RecipeSpec(gemms=["wgrad"])}])
+    recipe = RecipeSpec(
+        gemms=ALL,
+        phases=[{"from_fraction": 0.66, "recipe": RecipeSpec(gemms=["wgrad"])}],
+    )
     train(make_config(recipe, evaluate_in="both", **SHORT), note, tokens=tokens)
     assert per_row == [2, 1, 1]  # an evaluation at the start of a phase is within it
 
@@ -113,7 +140,9 @@ def test_the_time_of_an_observer_is_none_of_a_steps(make_config, tokens, monkeyp
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=pass_by))
     observer = SimpleNamespace(before=lambda _: None, after=lambda: pass_by(1e6))
     train(make_config(**SHORT), rows.append, tokens=tokens, observe=lambda _: observer)
-    assert {row["tokens_per_sec"] for row in rows if row["kind"] == "train"} == {512 / 2}
+    assert {row["tokens_per_sec"] for row in rows if row["kind"] == "train"} == {
+        512 / 2
+    }
 
 
 def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch):
@@ -121,24 +150,38 @@ def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch)
     original = EmulatedBackend.quantize
 
     def spy(self, x, draw, *, axis):
-        keys.extend([draw.key] if draw.key else [])  # the head is in high precision and draws nothing
+        keys.extend(
+            [draw.key] if draw.key else []
+        )  # the head is in high precision and draws nothing
         return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", spy)
     recipe = RecipeSpec(gemms=ALL, stabiliser="sr")
     curve(
-        make_config(recipe, tokens=1536, micro_batch_size=8, eval_every_tokens=512, eval_tokens=512), tokens
+        make_config(
+            recipe,
+            tokens=1536,
+            micro_batch_size=8,
+            eval_every_tokens=512,
+            eval_tokens=512,
+        ),
+        tokens,
     )
     assert len(set(keys)) == len(keys)
     assert {key.step for key in keys} == {0, 1, 2}
     assert {key.call for key in keys if key.gemm == "wgrad"} == {0, 1}
-    assert {key.gemm for key in keys if key.call > 1} == {"fprop"}  # evaluation has streams of its own
+    assert {key.gemm for key in keys if key.call > 1} == {
+        "fprop"
+    }  # evaluation has streams of its own
 
 
 @pytest.mark.parametrize(
-    ("gemm", "operand", "what"), [("wgrad", "dy", "gradient norm"), ("fprop", "x", "loss")]
+    ("gemm", "operand", "what"),
+    [("wgrad", "dy", "gradient norm"), ("fprop", "x", "loss")],
 )
-def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypatch, gemm, operand, what):
+def test_a_divergence_names_layer_gemm_and_operand(
+    make_config, tokens, monkeypatch, gemm, operand, what
+):
     original = EmulatedBackend.quantize
 
     def break_one_operand(self, x, draw, *, axis):
@@ -157,24 +200,39 @@ def test_a_divergence_names_layer_gemm_and_operand(make_config, tokens, monkeypa
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("model", [{"layers": 1}, {"experts": 4}], ids=["dense", "experts"])
-def test_compiled_blocks_train_alike_whatever_was_compiled_before(make_config, tokens, model):
-    settings = {"recipe": RecipeSpec(gemms=ALL, stabiliser="sr"), "model": model, "tokens": 2048}
+@pytest.mark.parametrize(
+    "model", [{"layers": 1}, {"experts": 4}], ids=["dense", "experts"]
+)
+def test_compiled_blocks_train_alike_whatever_was_compiled_before(
+    make_config, tokens, model
+):
+    settings = {
+        "recipe": RecipeSpec(gemms=ALL, stabiliser="sr"),
+        "model": model,
+        "tokens": 2048,
+    }
     config = make_config(**settings, eval_every_tokens=512, compile=True)
     # No block may be left in eager: these are four for each frame, in training and in evaluation.
-    with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
+    with torch._dynamo.config.patch(
+        recompile_limit=3, fail_on_recompile_limit_hit=True
+    ):
         compiled = curve(config, tokens)[1]
         snapshots = Kept()
         first = curve(config, tokens, checkpoints=snapshots, should_stop=after(2))[1]
         assert first + curve(config, tokens, checkpoints=snapshots)[1] == compiled
-        assert curve(config, tokens, layout=Layout(checkpoint_activations=True))[1] == compiled
+        assert (
+            curve(config, tokens, layout=Layout(checkpoint_activations=True))[1]
+            == compiled
+        )
     plain = losses(curve(make_config(**settings, eval_every_tokens=512), tokens)[1])
     # Fused operations round less often.
     assert losses(compiled) == pytest.approx(plain, abs=0.02)
     assert losses(compiled) != plain
 
 
-def test_nothing_is_compiled_into_a_folder_in_which_others_can_write(make_config, tmp_path, monkeypatch):
+def test_nothing_is_compiled_into_a_folder_in_which_others_can_write(
+    make_config, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     tmp_path.chmod(0o777)
     with pytest.raises(UserError, match="others can write to"):
@@ -189,19 +247,25 @@ def read_at_once(monkeypatch):
 
     def train_at_once(*given):
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "why_read_at_once", lambda *_, **__: "it is compared with")
+            patch.setattr(
+                loop, "why_read_at_once", lambda *_, **__: "it is compared with"
+            )
             return curve(*given)
 
     return train_at_once
 
 
-def test_figures_that_are_read_late_are_the_same(make_config, tokens, monkeypatch, read_at_once):
+def test_figures_that_are_read_late_are_the_same(
+    make_config, tokens, monkeypatch, read_at_once
+):
     config = make_config(tokens=10_240, eval_every_tokens=10_240, micro_batch_size=4)
     expected = read_at_once(config, tokens)[1]
     reads = []
     own = loop.read_figures
     monkeypatch.setattr(
-        loop, "read_figures", lambda group, steps: (reads.append(len(steps)), own(group, steps))[1]
+        loop,
+        "read_figures",
+        lambda group, steps: (reads.append(len(steps)), own(group, steps))[1],
     )
     snapshots = Kept()
     first = curve(config, tokens, checkpoints=snapshots, should_stop=after(5))[1]
@@ -226,7 +290,9 @@ def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
         return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
-    config = make_config(RecipeSpec(gemms=ALL, stabiliser="sr"), eval_every_tokens=16_384)  # rows of 3 steps
+    config = make_config(
+        RecipeSpec(gemms=ALL, stabiliser="sr"), eval_every_tokens=16_384
+    )  # rows of 3 steps
     expected = read_at_once(config, tokens)
     assert (max(steps), expected[0].step, expected[0].state) == (4, 5, "diverged")
     assert curve(config, tokens) == expected
@@ -237,11 +303,20 @@ def test_from_a_step_that_diverged_on_the_weights_stay(make_config, tokens):
     trainee = assemble(make_config(), "cpu")
     trainee.optimizer.found_inf = torch.zeros(())
     before = [parameter.detach().clone() for parameter in trainee.module.parameters()]
-    for figures, moves in (([1.0, 2.0], True), ([1.0, math.inf], False), ([1.0, 2.0], False)):
+    for figures, moves in (
+        ([1.0, 2.0], True),
+        ([1.0, math.inf], False),
+        ([1.0, 2.0], False),
+    ):
         window = tokens[0][: 16 * 33].reshape(16, 33).astype("int64")
         step.set_gradients(trainee, step.on_device(window, "cpu"), 1.0)
-        step.skip_if_diverged(trainee.optimizer, torch.tensor(figures, dtype=torch.float64))
+        step.skip_if_diverged(
+            trainee.optimizer, torch.tensor(figures, dtype=torch.float64)
+        )
         step.take_step(trainee)
         now = [parameter.detach().clone() for parameter in trainee.module.parameters()]
-        assert any(not torch.equal(a, b) for a, b in zip(now, before, strict=True)) is moves
+        assert (
+            any(not torch.equal(a, b) for a, b in zip(now, before, strict=True))
+            is moves
+        )
         before = now

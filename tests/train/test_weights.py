@@ -33,14 +33,20 @@ def saved(config, folder):
         for parameter in (one for one in module.parameters() if one.dim() == 1):
             parameter.add_(0.1 * torch.randn(parameter.shape))
     save_weights(module, ALONE, config, folder)
-    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & folder.stat().st_mode}
+    assert [
+        path.name for path in folder.parent.iterdir() if path.name.startswith(".")
+    ] == []
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        0o666 & folder.stat().st_mode
+    }
     return module
 
 
 def in_transformers(folder):
     transformers = pytest.importorskip("transformers")
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not any(found.values()), found
     return model.eval()
 
@@ -49,33 +55,55 @@ def computed(module, table, tokens):
     """The logits and the gradient of the embedding, which has passed all layers."""
     found = module(tokens[:, :-1])
     logits = getattr(found, "logits", found).float()
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), tokens[:, 1:].flatten()
+    )
     return logits, torch.autograd.grad(loss, table)[0].float()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
-    config, folder = config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64), tmp_path / "weights"
+    config, folder = (
+        config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64),
+        tmp_path / "weights",
+    )
     trained = saved(config, folder)
     loaded = in_transformers(folder)
-    assert type(loaded).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
+    assert (
+        type(loaded).__name__
+        == json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
     assert next(loaded.parameters()).dtype == torch.float32
     table = loaded.to(torch.bfloat16).get_input_embeddings().weight
-    expected, same = computed(trained, trained.embedding, TOKENS), computed(loaded, table, TOKENS)
+    expected, same = (
+        computed(trained, trained.embedding, TOKENS),
+        computed(loaded, table, TOKENS),
+    )
     # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
-    for a, b, other in zip(expected, same, computed(loaded, table, TOKENS.flip(-1)), strict=True):
+    for a, b, other in zip(
+        expected, same, computed(loaded, table, TOKENS.flip(-1)), strict=True
+    ):
         assert (a - b).abs().mean() < 0.03 * (a - other).abs().mean()
     assert_same(load_weights(config, folder), dict(trained.named_parameters()))
 
 
 def test_scales_are_no_weights(tmp_path):
-    saved(config_of(MODELS["llama"], read_recipe("te-hybrid-fp8-delayed"), "auto", 96), tmp_path / "weights")
-    assert not [name for name in load_file(tmp_path / "weights" / "model.safetensors") if "amax" in name]
+    saved(
+        config_of(MODELS["llama"], read_recipe("te-hybrid-fp8-delayed"), "auto", 96),
+        tmp_path / "weights",
+    )
+    assert not [
+        name
+        for name in load_file(tmp_path / "weights" / "model.safetensors")
+        if "amax" in name
+    ]
 
 
 def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     transformers = pytest.importorskip("transformers")
-    outline = transformers.GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64)
+    outline = transformers.GPT2Config(
+        vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64
+    )
     outline.save_pretrained(tmp_path / "gpt2")
     model = ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"])
     config = config_of(model, Recipe(), "auto", 96, seq_len=64, master_weights="bf16")
@@ -84,7 +112,9 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     assert next(loaded.parameters()).dtype == torch.bfloat16
     expected = trained.state_dict()
     for name, tensor in loaded.state_dict().items():
-        assert any(torch.equal(one, expected[name]) for one in (tensor, tensor.t()))  # of GPT-2's Conv1D
+        assert any(
+            torch.equal(one, expected[name]) for one in (tensor, tensor.t())
+        )  # of GPT-2's Conv1D
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
@@ -94,7 +124,9 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         from safetensors import SafetensorError
 
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "of an attempt before").touch()
@@ -102,4 +134,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left") as caught:
         save_weights(trainee.module, ALONE, config, tmp_path / "weights")
     assert caught.value.errno == 28
-    assert [path.name for path in tmp_path.rglob("*")] == ["weights", "of an attempt before"]
+    assert [path.name for path in tmp_path.rglob("*")] == [
+        "weights",
+        "of an attempt before",
+    ]

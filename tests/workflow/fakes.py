@@ -41,7 +41,11 @@ def loss_at(run, tokens):
 def loss_of_a_rate(run, tokens):
     """The further from its arm's best rate, the higher."""
     rate = run.config.training.learning_rate
-    return 9 - 0.3 * math.log(tokens) + math.log(rate / BEST[run.arm.partition(" ")[0]]) ** 2
+    return (
+        9
+        - 0.3 * math.log(tokens)
+        + math.log(rate / BEST[run.arm.partition(" ")[0]]) ** 2
+    )
 
 
 class Executor:
@@ -69,7 +73,9 @@ class Executor:
         for request in todo:
             if len(self.ran) >= self.stops_after:
                 interrupted = self.problem is None
-                return ExecutionEnd(states=states, interrupted=interrupted, problem=self.problem)
+                return ExecutionEnd(
+                    states=states, interrupted=interrupted, problem=self.problem
+                )
             run, every = store.run(request.run_id), request.config.training.tokens // 20
             run.create(asdict(request.config))
             one = SimpleNamespace(arm=names[request.run_id], config=request.config)
@@ -78,12 +84,18 @@ class Executor:
                 row = {"tokens": every * step, "step": step, "time_unix": 1.7e9}
                 loss = self.loss(one, every * step)
                 append_line(run.metrics_path, row | {"kind": "eval", "val_loss": loss})
-                append_line(run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0})
+                append_line(
+                    run.metrics_path, row | {"kind": "train", "tokens_per_sec": 5000.0}
+                )
                 if self.looks and request.run_id in unneeded():
                     state = "stopped"
                     break
             states[request.run_id] = state
-            run.write_status(Status(state=state, attempt=1, tokens=every * step, message="no such luck"))
+            run.write_status(
+                Status(
+                    state=state, attempt=1, tokens=every * step, message="no such luck"
+                )
+            )
             self.calls[-1].append((one.arm, one.config.seed))
         return ExecutionEnd(states=states, interrupted=False)
 
@@ -96,7 +108,9 @@ def executor(tmp_path, monkeypatch, without_figures):
     monkeypatch.chdir(tmp_path)
     fake = Executor()
     monkeypatch.setattr(driver, "execute_study", fake)
-    monkeypatch.setattr("ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(
+        "ablate.execute.cluster.connection", lambda *_: contextlib.nullcontext()
+    )
     mirror = lambda _, uri: SimpleNamespace(tracking_uri=str(uri), stop=MirrorReport)  # noqa: E731
     monkeypatch.setattr("ablate.track.process.start_mirror", mirror)
     return fake

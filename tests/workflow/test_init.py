@@ -38,7 +38,9 @@ LLAMA = """\
   "max_position_embeddings": 256
 }
 """
-TEXT = "\n\n".join(f"Paragraph {n} has its words, and number {n * n} too. " * 8 for n in range(300))
+TEXT = "\n\n".join(
+    f"Paragraph {n} has its words, and number {n * n} too. " * 8 for n in range(300)
+)
 SPEED = 40_000.0
 ARMS = {"ladder": 8, "published": 9, "grid": 13}
 
@@ -49,7 +51,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
     (folder / "texts").mkdir()
     for n in range(4):
-        (folder / "texts" / f"{n}.txt").write_text(TEXT.replace("words", f"words of {n}"))
+        (folder / "texts" / f"{n}.txt").write_text(
+            TEXT.replace("words", f"words of {n}")
+        )
     lines = (json.dumps({"text": part}) for part in TEXT.split("\n\n"))
     (folder / "lines.jsonl").write_text("\n".join(lines))
     (folder / "my_model.py").write_text(MODEL)
@@ -74,7 +78,8 @@ MODELS = ("built-in", "llama-tiny", "function:my_model.py:build", "hf:llama")
 
 @pytest.mark.usefixtures("speeds")
 @pytest.mark.parametrize(
-    ("model", "data", "arms"), list(itertools.product(MODELS, ("texts", "lines.jsonl"), ARMS))
+    ("model", "data", "arms"),
+    list(itertools.product(MODELS, ("texts", "lines.jsonl"), ARMS)),
 )
 def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     folder, tmp_path, monkeypatch, model, data, arms
@@ -90,17 +95,29 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     plan = build_plan(load_study(path))
     left_out = path.read_text().count("is left out:")
     assert len(plan.arms) + left_out == ARMS[arms]
-    assert left_out == 0 or (arms, model[:8]) == ("published", "function")  # it has no blocks of layers
-    speeds = StudyProgress(states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms})
+    assert left_out == 0 or (arms, model[:8]) == (
+        "published",
+        "function",
+    )  # it has no blocks of layers
+    speeds = StudyProgress(
+        states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms}
+    )
     seconds = estimate(plan, speeds, cores=os.cpu_count() or 1).wall_seconds
     assert 0.9 * USED * 7200 < seconds <= USED * 7200
     # It refuses a corpus with too little text for an evaluation.
-    prepare(Where(storage=folder / "runs", address="a cluster"), plan.arms, plan.arms[:1], Listener())
+    prepare(
+        Where(storage=folder / "runs", address="a cluster"),
+        plan.arms,
+        plan.arms[:1],
+        Listener(),
+    )
 
 
 @pytest.mark.usefixtures("speeds", "h200")
 @pytest.mark.parametrize("arms", ARMS)
-def test_on_a_gpu_runs_share_it_and_a_larger_model_and_batch_fill_the_time(tmp_path, arms):
+def test_on_a_gpu_runs_share_it_and_a_larger_model_and_batch_fill_the_time(
+    tmp_path, arms
+):
     done = ablate("init", "--budget", "1h", "--arms", arms, cwd=tmp_path)
     assert done.code == 0, done
     study = load_study(tmp_path / "study.yaml")
@@ -110,8 +127,14 @@ def test_on_a_gpu_runs_share_it_and_a_larger_model_and_batch_fill_the_time(tmp_p
     assert {arm.resources.gpus for arm in plan.arms} == {0.125}
     assert 6e6 < plan.arms[0].size.parameters < 8e6
     assert plan.arms[0].batches.tokens_per_step == 16_384
-    speeds = StudyProgress(states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms})
-    assert 0.85 * USED * 3600 < estimate(plan, speeds, cores=16).wall_seconds <= USED * 3600
+    speeds = StudyProgress(
+        states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms}
+    )
+    assert (
+        0.85 * USED * 3600
+        < estimate(plan, speeds, cores=16).wall_seconds
+        <= USED * 3600
+    )
 
 
 @pytest.mark.usefixtures("speeds")
@@ -126,13 +149,18 @@ def test_without_a_flag_or_a_terminal_the_usual_study_is_written(tmp_path):
 
 
 @pytest.mark.usefixtures("speeds")
-def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written(folder, tmp_path):
+def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written(
+    folder, tmp_path
+):
     (tmp_path / "one.txt").write_text("Too little.")
     texts = ("--data", folder / "texts")
     for words, line in (
         (("--data", "one.txt"), "--data: "),
         ((*texts, "--budget", "1s"), "--budget: 24 runs of 100 steps take about"),
-        ((*texts, "--budget", "1s", "--seeds", "99"), "h or more, a smaller --model, or fewer --seeds)"),
+        (
+            (*texts, "--budget", "1s", "--seeds", "99"),
+            "h or more, a smaller --model, or fewer --seeds)",
+        ),
         (("no/first.yaml", *texts), "cannot be written: No such file"),
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
@@ -141,7 +169,11 @@ def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written
 
 def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
     (tmp_path / "train.log").write_text("at 10: held-out 3.5\nat 20: held-out 3.25\n")
-    answers = ["(", r"at (?P<step>\d+) (?P<val_loss>x)", r"at (?P<step>\d+): held-out (?P<val_loss>\S+)"]
+    answers = [
+        "(",
+        r"at (?P<step>\d+) (?P<val_loss>x)",
+        r"at (?P<step>\d+): held-out (?P<val_loss>\S+)",
+    ]
     told = []
 
     def ask(error):
@@ -149,7 +181,18 @@ def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
         return answers[len(told) - 1]
 
     said = write_command_study(
-        tmp_path / "s.yaml", "run {seed}", log=tmp_path / "train.log", patterns=(), ask=ask
+        tmp_path / "s.yaml",
+        "run {seed}",
+        log=tmp_path / "train.log",
+        patterns=(),
+        ask=ask,
     )
-    assert "2 evaluations and 0 other rows, in nats per token: from 3.5 at step 10 to 3.25 at step 20" in said
-    assert ["no log of megatron" in told[0], "no regular" in told[1], "find none" in told[2]] == [True] * 3
+    assert (
+        "2 evaluations and 0 other rows, in nats per token: from 3.5 at step 10 to 3.25 at step 20"
+        in said
+    )
+    assert [
+        "no log of megatron" in told[0],
+        "no regular" in told[1],
+        "find none" in told[2],
+    ] == [True] * 3

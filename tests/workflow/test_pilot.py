@@ -24,15 +24,28 @@ tune:
 
 def test_commands_print_what_they_printed(executor, tmp_path, monkeypatch):
     speeds = {"bf16": 100.0, "fp4": 25.0}.items()
-    timed = [SimpleNamespace(arm=arm, median=speed, backend_mode="emulated") for arm, speed in speeds]
-    monkeypatch.setattr("ablate.workflow.pilot.arm_speeds", lambda *_, **__: SimpleNamespace(arms=timed))
+    timed = [
+        SimpleNamespace(arm=arm, median=speed, backend_mode="emulated")
+        for arm, speed in speeds
+    ]
+    monkeypatch.setattr(
+        "ablate.workflow.pilot.arm_speeds", lambda *_, **__: SimpleNamespace(arms=timed)
+    )
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "tuned.yaml").write_text(TUNED)
-    (tmp_path / "edited.yaml").write_text(STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8"))
-    stopped = STUDY.replace("tiny", "stopped").replace("seeds: 2", "seeds: 4").replace("fp4:", "diverging:")
+    (tmp_path / "edited.yaml").write_text(
+        STUDY.replace("  fp4:", "  other:").replace("mxfp4", "fp8")
+    )
+    stopped = (
+        STUDY.replace("tiny", "stopped")
+        .replace("seeds: 2", "seeds: 4")
+        .replace("fp4:", "diverging:")
+    )
     (tmp_path / "unstopped.yaml").write_text(stopped)
-    (tmp_path / "stopped.yaml").write_text(stopped.replace("base:", "stop: {diverged: 2}\nbase:"))
+    (tmp_path / "stopped.yaml").write_text(
+        stopped.replace("base:", "stop: {diverged: 2}\nbase:")
+    )
     settled = STUDY.replace("tiny", "settled").replace("null", "{val_loss: 3.2}")
     settled = settled.replace("seeds: 2", "seeds: {until: settled, at_most: 4}")
     # Of equal losses there is no interval: such an arm is never settled.

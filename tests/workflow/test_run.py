@@ -27,12 +27,16 @@ def test_a_plain_call_says_nothing_and_returns_how_it_ended(executor, tmp_path, 
     run_study("tiny.yaml", where, only=["fp4"], retry_failed=True)
     assert executor.calls[2] == [("fp4", 7)]
     assert capfd.readouterr().out == ""
-    with pytest.raises(UserError, match=r"cannot write to .*tiny.yaml: Not a directory"):
+    with pytest.raises(
+        UserError, match=r"cannot write to .*tiny.yaml: Not a directory"
+    ):
         run_study("tiny.yaml", Where(storage=tmp_path / "tiny.yaml"))
 
 
 def test_a_cancelled_study_begins_no_more_seeds(executor, tmp_path):
-    text = STUDY.replace("null", "{val_loss: 2.6}").replace("seeds: 2", "seeds: {until: settled, at_most: 4}")
+    text = STUDY.replace("null", "{val_loss: 2.6}").replace(
+        "seeds: 2", "seeds: {until: settled, at_most: 4}"
+    )
     (tmp_path / "tiny.yaml").write_text(text)
     executor.begins = lambda store: request_stop(store.path)
     assert ablate("run", "tiny.yaml", cwd=tmp_path).code == 130

@@ -44,9 +44,15 @@ def test_a_run_is_that_of_a_study_with_the_same_words(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ({"lerning_rate": 1}, "base.training.lerning_rate: unknown key (did you mean 'learning_rate'?)"),
+        (
+            {"lerning_rate": 1},
+            "base.training.lerning_rate: unknown key (did you mean 'learning_rate'?)",
+        ),
         ({"model": "llam-tiny"}, "no model 'llam-tiny' (did you mean 'llama-tiny'?)"),
-        ({"model": {"width": 31}}, "base.model.width: width 31 is not a multiple of heads 4 "),
+        (
+            {"model": {"width": 31}},
+            "base.model.width: width 31 is not a multiple of heads 4 ",
+        ),
         (
             {"recipe": object()},
             "train_run: 'object' object is not iterable (expected the plain values of a study",
@@ -72,7 +78,9 @@ def build(*, vocab_size, seq_len):
 """
 
 
-def test_breakpoints_of_a_run_in_this_process_are_met_and_nothing_is_stored(tmp_path, monkeypatch):
+def test_breakpoints_of_a_run_in_this_process_are_met_and_nothing_is_stored(
+    tmp_path, monkeypatch
+):
     (tmp_path / "text 😀.txt").write_text(TEXT)
     (tmp_path / "net.py").write_text(NET)
     text = STUDY.replace("[3]", "[3, 4]").replace(
@@ -85,5 +93,7 @@ def test_breakpoints_of_a_run_in_this_process_are_met_and_nothing_is_stored(tmp_
     assert ended.code == 0, ended
     assert len(stops) > 4
     assert ended.out.count(": val_loss ") == 4
-    assert ended.out.endswith("The run finished, after 4,096 tokens. No result is stored.\n")
+    assert ended.out.endswith(
+        "The run finished, after 4,096 tokens. No result is stored.\n"
+    )
     assert not (tmp_path / "runs/same").exists()

@@ -20,11 +20,18 @@ tune:
 def found(folder):
     """What the search tried, how that ended, and what it chose."""
     groups = StudyStore(folder / "tiny").plan().tuning.groups
-    return [(one.name, one.chosen, [(t.number, t.values, t.loss) for t in one.trials]) for one in groups]
+    return [
+        (one.name, one.chosen, [(t.number, t.values, t.loss) for t in one.trials])
+        for one in groups
+    ]
 
 
-@pytest.mark.parametrize("after", rest_exhaustive([0, 1, 3, 6, 7, 8, 10], lambda after: after == 3))
-def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, tmp_path, after):
+@pytest.mark.parametrize(
+    "after", rest_exhaustive([0, 1, 3, 6, 7, 8, 10], lambda after: after == 3)
+)
+def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(
+    executor, tmp_path, after
+):
     def tune(storage):
         return ablate("run", "tiny.yaml", cwd=tmp_path, storage=storage)
 
@@ -45,7 +52,10 @@ def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(executor, t
     lock = StudyStore(tmp_path / "runs/tiny").plan()
     assert all(len(group.trials) == 4 for group in lock.tuning.groups)
     report = json.loads((tmp_path / "runs/tiny/report/report.json").read_text())
-    assert (report["runs_missing"], report["baseline"]) == (0, lock.tuning.tuned["bf16"])
+    assert (report["runs_missing"], report["baseline"]) == (
+        0,
+        lock.tuning.tuned["bf16"],
+    )
 
     again = tune("runs").out
     assert "Tuning" not in again  # found before

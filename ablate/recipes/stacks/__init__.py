@@ -59,7 +59,11 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         # Our own code reads rules and phases, too.
         return _flags(factory, factory["args"], table)
     entry = _entry(recipe, table)
-    args = [*entry.get("args", []), *_args_of_rules(recipe, table), *_args_of_resets(recipe, table, steps)]
+    args = [
+        *entry.get("args", []),
+        *_args_of_rules(recipe, table),
+        *_args_of_resets(recipe, table, steps),
+    ]
     return _flags(entry, args, table)
 
 
@@ -85,34 +89,50 @@ def _entry(recipe: Recipe, table: dict[str, Any]) -> dict[str, Any]:
     written = nearest["recipe"]
     if not isinstance(written, str):
         written = json.dumps(written)
-    raise ValueError(f"{reason}; the nearest that it can is {written}, which differs in {listed}")
+    raise ValueError(
+        f"{reason}; the nearest that it can is {written}, which differs in {listed}"
+    )
 
 
 def _args_of_rules(recipe: Recipe, table: dict[str, Any]) -> list[str]:
     title = table["title"]
     if recipe.phases:
-        raise ValueError(f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:")
+        raise ValueError(
+            f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:"
+        )
     if not recipe.rules:
         return []
     rule = recipe.rules[0]
     is_named = rule.match or rule.role or rule.head
     is_share = type(rule.last) is not int
-    if len(recipe.rules) > 1 or is_named or is_share or not rule.recipe.is_high_precision:
+    if (
+        len(recipe.rules) > 1
+        or is_named
+        or is_share
+        or not rule.recipe.is_high_precision
+    ):
         raise ValueError(
             f"{title} has flags for the first n and the last n blocks in BF16; other rules are for a "
             "--te-precision-config-file of your own"
         )
-    return [word.format(first=rule.first, last=rule.last) for word in table["blocks"]["args"]]
+    return [
+        word.format(first=rule.first, last=rule.last)
+        for word in table["blocks"]["args"]
+    ]
 
 
-def _args_of_resets(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
+def _args_of_resets(
+    recipe: Recipe, table: dict[str, Any], steps: int | None
+) -> list[str]:
     resets = recipe.deoscillate
     if resets is None:
         return []
     if "deoscillate" not in table:
         raise ValueError(f"{table['title']} does not reset oscillating weights")
     if resets.snapshots != "fp32":
-        raise ValueError(f"{table['title']} as read ({table['read_in']}) compares weights in fp32")
+        raise ValueError(
+            f"{table['title']} as read ({table['read_in']}) compares weights in fp32"
+        )
     if steps is None or resets.from_tokens:
         message = "the step at which the resets begin is not known (from_fraction of the run's steps is)"
         raise ValueError(message)
@@ -147,7 +167,9 @@ def _differences(recipe: LayerRecipe, other: LayerRecipe) -> list[str]:
 
 @cache
 def _table(stack: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(Path(__file__).with_name(f"{stack}.json").read_text(encoding="utf-8"))
+    table: dict[str, Any] = json.loads(
+        Path(__file__).with_name(f"{stack}.json").read_text(encoding="utf-8")
+    )
     for entry in table["recipes"]:
         entry["read"] = read_recipe(entry["recipe"])
     return table
@@ -186,22 +208,24 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
     x = quantizers["wgrad.x"]
     is_original = recipe.wgrad.right.source == "high_precision"
     if x.row_scaled and (x != quantizers["fprop.x"] or x.four_six or not is_original):
-        message = (
-            "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
-        )
+        message = "a row scale on wgrad.x only of the original x, beside one on fprop.x, and without four-or-six"
         raise ValueError(f"TransformerEngine has {message}")
     if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in GEMMS):
         raise ValueError(
             "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
         )
     return {
-        "input": Quantizers(rows=quantizers["fprop.x"], columns=x, from_rows=not is_original),
+        "input": Quantizers(
+            rows=quantizers["fprop.x"], columns=x, from_rows=not is_original
+        ),
         "weight": Quantizers(
             rows=quantizers["fprop.w"],
             columns=quantizers["dgrad.w"],
             from_rows=recipe.dgrad.right.source != "high_precision",
         ),
-        "grad_output": Quantizers(rows=quantizers["dgrad.dy"], columns=quantizers["wgrad.dy"]),
+        "grad_output": Quantizers(
+            rows=quantizers["dgrad.dy"], columns=quantizers["wgrad.dy"]
+        ),
     }
 
 
@@ -230,10 +254,18 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     if policy.format == "nvfp4":
         rule = policy.scale_rule
         by_row = rule.outer == "row"
-        if rule.family not in ("two_level", "four_six") or rule.outer not in ("tensor", "row"):
+        if rule.family not in ("two_level", "four_six") or rule.outer not in (
+            "tensor",
+            "row",
+        ):
             raise refused(f"scale '{policy.scale}'")
         is_wgrad = where.startswith("wgrad")
-        rht = policy.hadamard == 16 and policy.signs == "fixed" and policy.rotated_bf16 and is_wgrad
+        rht = (
+            policy.hadamard == 16
+            and policy.signs == "fixed"
+            and policy.rotated_bf16
+            and is_wgrad
+        )
         if policy.hadamard and not rht:
             raise refused(
                 f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
@@ -241,14 +273,18 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
         if by_row and where not in ("fprop.x", "wgrad.x"):
             raise refused("row scale")
         if policy.scale != "two_level" and (rht or policy.is_stochastic):
-            raise refused(f"Hadamard or stochastic rounding beside scale '{policy.scale}'")
+            raise refused(
+                f"Hadamard or stochastic rounding beside scale '{policy.scale}'"
+            )
         return Quantizer(
             kind="nvfp4",
             rht=rht,
             two_dimensional=policy.block == "16x16",
             stochastic=policy.is_stochastic,
             row_scaled=by_row,
-            four_six=(rule.measure.upper(), int(rule.largest_scale)) if rule.measure else None,
+            four_six=(rule.measure.upper(), int(rule.largest_scale))
+            if rule.measure
+            else None,
         )
     if policy.hadamard or policy.is_stochastic:
         raise refused(f"Hadamard or stochastic rounding in {policy.format}")
@@ -258,4 +294,6 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
         return Quantizer(kind="mxfp8")
     if policy.format in ("fp8_e4m3", "fp8_e5m2") and policy.scale == "tensor":
         return Quantizer(kind=policy.format)
-    raise refused(f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'")
+    raise refused(
+        f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'"
+    )

@@ -29,7 +29,11 @@ def product(a, a_scales, b, b_scales, fmt="mxfp4"):
     """What a GEMM over packed operands with plain rows of scales gives."""
     left, right = (
         Packed(
-            format=fmt, codes=codes.view(torch.uint8), scales=scales.view(torch.uint8), descale=1.0, axis=1
+            format=fmt,
+            codes=codes.view(torch.uint8),
+            scales=scales.view(torch.uint8),
+            descale=1.0,
+            axis=1,
         )
         for codes, scales in ((a, a_scales), (b, b_scales))
     )
@@ -38,7 +42,9 @@ def product(a, a_scales, b, b_scales, fmt="mxfp4"):
 
 def unswizzled(flat, rows, columns):
     places = torch.arange(rows * columns, dtype=torch.int32).view(rows, columns)
-    low, high = (swizzled(part.to(torch.uint8)).int() for part in (places & 0xFF, places >> 8))
+    low, high = (
+        swizzled(part.to(torch.uint8)).int() for part in (places & 0xFF, places >> 8)
+    )
     order = low + (high << 8)
     out = torch.zeros(rows * columns, dtype=torch.uint8)
     filled = flat.view(torch.uint8)
@@ -55,7 +61,10 @@ def qutlass(monkeypatch):
     def gemm(fmt, block, a, b, a_sf, b_sf, alpha):
         assert alpha.shape == (1,)
         k = a.shape[1] * 2
-        scales = [unswizzled(sf, rows, k // block) for sf, rows in ((a_sf, a.shape[0]), (b_sf, b.shape[0]))]
+        scales = [
+            unswizzled(sf, rows, k // block)
+            for sf, rows in ((a_sf, a.shape[0]), (b_sf, b.shape[0]))
+        ]
         return (product(a, scales[0], b, scales[1], fmt) * alpha).to(torch.bfloat16)
 
     module.matmul_mxf4_bf16_tn = lambda *args: gemm("mxfp4", 32, *args)
@@ -73,7 +82,12 @@ def primus_turbo(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
     def gemm(a, a_scale, b, b_scale, out_dtype, trans_a, trans_b, trans_c, granularity):
-        assert (trans_a, trans_b, trans_c, granularity) == (False, True, False, "MX_BLOCKWISE")
+        assert (trans_a, trans_b, trans_c, granularity) == (
+            False,
+            True,
+            False,
+            "MX_BLOCKWISE",
+        )
         assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
         assert a_scale.dtype == b_scale.dtype == torch.float8_e8m0fnu
         assert a.shape[0] % 16 == b.shape[0] % 16 == 0
@@ -81,7 +95,10 @@ def primus_turbo(monkeypatch):
         return product(a, a_scale, b, b_scale).to(out_dtype)
 
     monkeypatch.setattr(
-        torch.ops, "primus_turbo_cpp_extension", types.SimpleNamespace(hipblaslt_gemm_fp4=gemm), raising=False
+        torch.ops,
+        "primus_turbo_cpp_extension",
+        types.SimpleNamespace(hipblaslt_gemm_fp4=gemm),
+        raising=False,
     )
     return load_backend("primus_turbo")
 
@@ -97,8 +114,12 @@ def primus_turbo_flydsl(monkeypatch):
 
     def gemm(a, a_scale, b, b_scale, *, out_dtype):
         assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
-        assert all(size % 256 == 0 for size in (*a.shape[:1], *b.shape[:1], a.shape[1] * 2))
-        assert (a_scale.shape, b_scale.shape) == tuple((x.shape[0], x.shape[1] // 16) for x in (a, b))
+        assert all(
+            size % 256 == 0 for size in (*a.shape[:1], *b.shape[:1], a.shape[1] * 2)
+        )
+        assert (a_scale.shape, b_scale.shape) == tuple(
+            (x.shape[0], x.shape[1] // 16) for x in (a, b)
+        )
         assert a_scale.element_size() == b_scale.element_size() == 1
         return product(a, a_scale, b, b_scale).to(out_dtype)
 
@@ -108,7 +129,13 @@ def primus_turbo_flydsl(monkeypatch):
 
 @pytest.fixture(name="aiter")
 def aiter_library(monkeypatch):
-    names = ("aiter", "aiter.ops", "aiter.ops.shuffle", "aiter.utility", "aiter.utility.fp4_utils")
+    names = (
+        "aiter",
+        "aiter.ops",
+        "aiter.ops.shuffle",
+        "aiter.utility",
+        "aiter.utility.fp4_utils",
+    )
     modules = {name: types.ModuleType(name) for name in names}
     for name, module in modules.items():
         module.__spec__ = types.SimpleNamespace(name=name)
@@ -118,7 +145,9 @@ def aiter_library(monkeypatch):
         x.flip(0) if layout == (16, 16) else None
     )
     modules["aiter.utility.fp4_utils"].e8m0_shuffle = lambda x: x.flip(1).contiguous()
-    modules["aiter"].dtypes = types.SimpleNamespace(fp4x2=torch.uint8, fp8_e8m0=torch.uint8)
+    modules["aiter"].dtypes = types.SimpleNamespace(
+        fp4x2=torch.uint8, fp8_e8m0=torch.uint8
+    )
 
     def gemm(a, b, a_scale, b_scale, dtype, bpreshuffle):
         assert bpreshuffle
@@ -131,7 +160,9 @@ def aiter_library(monkeypatch):
 def operands(backend, policy, m, n, k):
     generator = torch.Generator().manual_seed(m + n)
     return [
-        backend.quantize(torch.randn(rows, k, generator=generator), Draw(policy=policy), axis=1)
+        backend.quantize(
+            torch.randn(rows, k, generator=generator), Draw(policy=policy), axis=1
+        )
         for rows in (m, n)
     ]
 
@@ -142,13 +173,19 @@ def test_the_call_gives_the_product(name, m, n, k, request):
     backend = request.getfixturevalue(name)
     left, right = operands(backend, MXFP4, m, n, k)
     ours = backend.multiply(left, right)
-    assert torch.equal(ours, (left.values.float() @ right.values.float().t()).to(torch.bfloat16))
-    assert backend.support(both(MXFP4), device_of_arch(LIBRARIES[name])).mode == "native"
+    assert torch.equal(
+        ours, (left.values.float() @ right.values.float().t()).to(torch.bfloat16)
+    )
+    assert (
+        backend.support(both(MXFP4), device_of_arch(LIBRARIES[name])).mode == "native"
+    )
 
 
 def test_qutlass_takes_nvfp4_and_the_factor_of_a_prescale(qutlass):
     left, right = operands(qutlass, OperandPolicy(format="nvfp4"), 40, 24, 80)
-    exact = left.values.float() @ right.values.float().t() * (left.descale * right.descale)
+    exact = (
+        left.values.float() @ right.values.float().t() * (left.descale * right.descale)
+    )
     assert torch.allclose(qutlass.multiply(left, right).float(), exact, rtol=2**-8)
     assert qutlass.support(both(SR), device_of_arch("sm_120")).mode == "native"
 
@@ -166,7 +203,10 @@ def test_a_library_that_is_not_installed_says_how_to_get_it(name):
     assert "is not installed (see github.com/" in support.detail
     with pytest.raises(ValueError, match="is not installed"):
         Selection(name).choose(both(MXFP4), device_of_arch(LIBRARIES[name]))
-    assert "is for" in load_backend(name).support(both(MXFP4), device_of_arch("cpu")).detail
+    assert (
+        "is for"
+        in load_backend(name).support(both(MXFP4), device_of_arch("cpu")).detail
+    )
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

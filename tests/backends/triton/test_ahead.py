@@ -17,7 +17,9 @@ import pytest
 from ablate.backends.device import KNOWN, OLDEST_TO_WIDEN_NVFP4, release
 from ablate.backends.triton.policies import TILES
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
 TARGETS = [arch for arch in KNOWN if arch != "cpu"]
 
 
@@ -38,12 +40,18 @@ print(json.dumps({"triton": triton.__version__, "compiled": [asdict(one) for one
 
 def run(cache, *command, path=None):
     """Compile in a new process: of this one's environment and Triton it must know nothing."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    }
     environment["TRITON_CACHE_DIR"] = str(cache)
     if path:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), environment.get("PYTHONPATH", "")])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(path), environment.get("PYTHONPATH", "")]
+        )
     command = [sys.executable, "-W", "ignore", *command]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def check_kernels(kernels, target):
@@ -54,20 +62,31 @@ def check_kernels(kernels, target):
             assert any("widened" in problem for problem in kernel["problems"])
         else:
             assert not kernel["problems"], kernel
-            assert kernel["kernel"] != "gemm" or sum(kernel["instructions"].values()) > 0
-    return {kernel["variant"].split()[0] for kernel in kernels if kernel["kernel"] == "gemm"}
+            assert (
+                kernel["kernel"] != "gemm" or sum(kernel["instructions"].values()) > 0
+            )
+    return {
+        kernel["variant"].split()[0] for kernel in kernels if kernel["kernel"] == "gemm"
+    }
 
 
 def check_target(kernels, target):
     """Every format of the target, and each unmasked GEMM's row in the docs."""
-    assert check_kernels(kernels, target) == {fmt for arch, fmt in TILES if arch == target}
+    assert check_kernels(kernels, target) == {
+        fmt for arch, fmt in TILES if arch == target
+    }
     page = Path(__file__).with_name("instructions.txt").read_text().splitlines()
-    rows = {row.split(" | ")[1]: row for row in page if row.startswith(f"| {target} | ")}
+    rows = {
+        row.split(" | ")[1]: row for row in page if row.startswith(f"| {target} | ")
+    }
     for kernel in kernels:
         if kernel["kernel"] == "gemm" and not kernel["variant"].endswith("masked"):
             row = rows[kernel["variant"]]
             assert row.endswith(f"| {kernel['shared_bytes'] / 1024:.0f} KiB |")
-            assert all(f"| `{name}` | {count} |" in row for name, count in kernel["instructions"].items())
+            assert all(
+                f"| `{name}` | {count} |" in row
+                for name, count in kernel["instructions"].items()
+            )
     return rows
 
 
@@ -76,7 +95,9 @@ FULLY = ("sm_100", "gfx950")
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("target", [target for target in TARGETS if target not in FULLY])
+@pytest.mark.parametrize(
+    "target", [target for target in TARGETS if target not in FULLY]
+)
 def test_one_tile_of_each_format_is_native_and_within_limits(target, tmp_path):
     result = run(tmp_path, "-c", ONE_OF_EACH, target)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -92,7 +113,9 @@ def test_every_tile_and_variant_is_native_and_within_limits(target, tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     kernels = json.loads(result.stdout)["compiled"]
     rows = check_target(kernels, target)
-    tiles = [tile for (arch, _), tiles in TILES.items() if arch == target for tile in tiles]
+    tiles = [
+        tile for (arch, _), tiles in TILES.items() if arch == target for tile in tiles
+    ]
     # With and without masks; the quantiser's variants, and tensors' scales.
     assert len(kernels) == 2 * len(tiles) + len(VARIANTS) + len(SCALES)
     assert len(rows) == len(tiles)
@@ -121,7 +144,11 @@ def test_one_tile_of_each_format_with_another_triton(target, other_triton, tmp_p
         ("cuda", "mad.lo.s32 \t%r3, %r1, %r2, %r4;", "add.ftz.f32 \t%r3, %r1, %r2;"),
         ("hip", "\tv_mul_f32_e32 v1, v2, v3", "\tv_fmac_f32_e32 v1, v2, v3"),
         ("hip", "\tv_rcp_f32_e32 v1, v2", "\tv_rcp_f32_e32 v1, v2\n" * 2),
-        ("hip", "\tv_sqrt_f32_e32 v1, v2\n" + "\tv_fma_f32 v1, v2, v3, v4\n" * 2, "\tv_sqrt_f32_e32 v1, v2"),
+        (
+            "hip",
+            "\tv_sqrt_f32_e32 v1, v2\n" + "\tv_fma_f32 v1, v2, v3, v4\n" * 2,
+            "\tv_sqrt_f32_e32 v1, v2",
+        ),
     ],
 )
 def test_arithmetic_with_other_bits_is_found(backend, line, other):
@@ -134,10 +161,22 @@ def test_arithmetic_with_other_bits_is_found(backend, line, other):
 # Too few rows for a tcgen05 tile, too short a K for one scaled instruction, more tensor memory than there is,
 # more registers and more shared memory than there are.
 WRONG = {
-    "a short tile": ("sm_100", "bm=64, bn=128, bk=128, warps=4", "no native instruction"),
+    "a short tile": (
+        "sm_100",
+        "bm=64, bn=128, bk=128, warps=4",
+        "no native instruction",
+    ),
     "a short K": ("sm_120", "bm=128, bn=128, bk=32, warps=8", "does not compile"),
-    "tensor memory": ("sm_100", "bm=256, bn=256, bk=128, warps=8", "traps|tensor memory"),
-    "spills": ("gfx950", "bm=256, bn=256, bk=256, warps=8, stages=2", "spilled|shared memory"),
+    "tensor memory": (
+        "sm_100",
+        "bm=256, bn=256, bk=128, warps=8",
+        "traps|tensor memory",
+    ),
+    "spills": (
+        "gfx950",
+        "bm=256, bn=256, bk=256, warps=8, stages=2",
+        "spilled|shared memory",
+    ),
 }
 
 
@@ -151,4 +190,6 @@ def test_a_wrong_tile_is_found(name, tmp_path):
         f"print('; '.join(compile_gemm({target!r}, 'mxfp4', Tile({tile})).problems))"
     )
     result = run(tmp_path, "-c", code)
-    assert any(word in result.stdout for word in expected.split("|")), result.stdout + result.stderr[-1500:]
+    assert any(word in result.stdout for word in expected.split("|")), (
+        result.stdout + result.stderr[-1500:]
+    )

@@ -13,7 +13,10 @@ from ablate.reports.figures.canvas import SHADE, limits, looks, short
 
 
 def test_looks_names_and_scales():
-    seen = {(look["color"], str(look["linestyle"])) for look in looks(map(str, range(14)), "3").values()}
+    seen = {
+        (look["color"], str(look["linestyle"]))
+        for look in looks(map(str, range(14)), "3").values()
+    }
     assert len(seen) == 14
     assert short("a\x00b\nc" + "x" * 99) == f"a b c{'x' * 20}…"
     # All points, and the edges that are near.
@@ -25,7 +28,9 @@ def figures_of(store):
     return {drawing.name: drawing for drawing in draw_figures(analysed(store))}
 
 
-@pytest.mark.parametrize("losses", [(3, 2.5, 2.2, 2.1), (3, 1.5, 1.2, 1.1), (3, 2.3, 1.9, 1.2)])
+@pytest.mark.parametrize(
+    "losses", [(3, 2.5, 2.2, 2.1), (3, 1.5, 1.2, 1.1), (3, 2.3, 1.9, 1.2)]
+)
 def test_the_enlarged_part_holds_the_target_and_no_divergence(make_study, losses):
     curves = {"a": [line(*losses), line(3, 9, 9, 9)]}
     store = make_study(curves, target={"value": 2.2}, states={("a", 1): "diverged"})
@@ -33,7 +38,9 @@ def test_the_enlarged_part_holds_the_target_and_no_divergence(make_study, losses
     assert low < 2.2 < high < 3.5
 
 
-def test_the_same_study_gives_the_same_bytes_and_no_global_state(make_study, monkeypatch):
+def test_the_same_study_gives_the_same_bytes_and_no_global_state(
+    make_study, monkeypatch
+):
     monkeypatch.undo()
     before = dict(mpl.rcParams)
     points = [line(3, 2.5, 2.2, 2.0), line(3, 2.4, 2.1, 2.0)]
@@ -48,7 +55,11 @@ def test_the_same_study_gives_the_same_bytes_and_no_global_state(make_study, mon
 def test_where_the_rate_falls_the_ground_is_grey(make_study, decay):
     store = make_study(
         lines("a: 3 2.5 2.3 2.1 1.9; b: 3.1 2.6 2.4 2.2 2.0"),
-        training={"schedule": "wsd" if decay else "constant", "decay_tokens": decay, "tokens": 500},
+        training={
+            "schedule": "wsd" if decay else "constant",
+            "decay_tokens": decay,
+            "tokens": 500,
+        },
         target={"value": 2.4},
         model={"width": 64, "layers": 1},
     )
@@ -62,8 +73,14 @@ def test_every_arm_is_named_in_every_figure(written):
     paths = written("wide")
     names = [arm["name"] for arm in json.loads(paths.json.read_text())["arms"]]
     for path in paths.figures.glob("*.svg"):
-        text, apart = path.read_text(), 2 if path.stem == "sweep" else 0  # without a range in common
-        assert sum(name not in text for name in names[path.stem != "convergence" :]) == apart
+        text, apart = (
+            path.read_text(),
+            2 if path.stem == "sweep" else 0,
+        )  # without a range in common
+        assert (
+            sum(name not in text for name in names[path.stem != "convergence" :])
+            == apart
+        )
 
 
 def test_of_very_many_arms_the_baseline_and_the_cheapest_are_drawn(ladder, monkeypatch):

@@ -22,7 +22,13 @@ from ablate.reports.figures.panels import draw_comparison
 from ablate.reports.findings.compare import NOT_TOLD, compare, line_through
 from ablate.reports.read.rebase import target_after
 from ablate.reports.words.compare import comparison_sentences, line_tables, study_tables
-from ablate.results.intervals import NO_SPREAD, difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import (
+    NO_SPREAD,
+    difference,
+    exponential,
+    mean_estimate,
+    t_interval,
+)
 from ablate.results.losses import LossDifference
 from ablate.store.plan_file import Settled, StopRule
 
@@ -44,7 +50,11 @@ def study(folder, name, costs, seed=0, seeds=5, **more):
 
 
 def sized(folder, width, costs, **more):
-    return study(folder, **{"name": f"w{width}", "costs": costs, "seed": width, "model": model(width)} | more)
+    return study(
+        folder,
+        **{"name": f"w{width}", "costs": costs, "seed": width, "model": model(width)}
+        | more,
+    )
 
 
 def falling(folder, **more):
@@ -90,7 +100,9 @@ def refusal(ask):
 # ---- two -------------------------------------------------------------------------------------------------
 
 
-def test_of_two_studies_the_change_is_that_of_their_ratio_with_the_errors_of_both(tmp_path):
+def test_of_two_studies_the_change_is_that_of_their_ratio_with_the_errors_of_both(
+    tmp_path,
+):
     left = study(tmp_path, "a", {"fp4": 0.05, "only here": 0.0}, 1)
     right = study(tmp_path, "b", {"fp4": 0.2}, 2)
     found = compared(left, right)
@@ -98,7 +110,11 @@ def test_of_two_studies_the_change_is_that_of_their_ratio_with_the_errors_of_bot
     assert ratio.estimate == pytest.approx((1 + b.estimate) / (1 + a.estimate) - 1)
     assert ratio == exponential(t_interval(difference(b.figure, a.figure)), minus=1.0)
     assert found.left_out == {"only here": "in one study only"}
-    never = build_study(tmp_path, {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2}, study="c")
+    never = build_study(
+        tmp_path,
+        {"bf16": [line(3, 2, 1)] * 2, "fp4": [line(3, 2.9, 2.8)] * 2},
+        study="c",
+    )
     check_words("an arm that does not reach one target", said_of(compared(left, never)))
 
 
@@ -111,9 +127,13 @@ def test_with_seeds_until_settled_intervals_are_repeated_ones(tmp_path):
 def test_an_arm_whose_recipe_of_one_name_was_another_is_named(tmp_path):
     """As of two versions of ``ablate``, whose presets differ."""
     of = {name: asdict(PRESETS[name].recipe) for name in ("amd-fdw", "amd-fdw-sr")}
-    stores = [study(tmp_path, name, FP4, seeds=2, resolved={"fp4": of[name]}) for name in of]
+    stores = [
+        study(tmp_path, name, FP4, seeds=2, resolved={"fp4": of[name]}) for name in of
+    ]
     assert compared(*stores).differs == {
-        "fp4: recipe": tuple(json.dumps(recipe, sort_keys=True) for recipe in of.values())
+        "fp4: recipe": tuple(
+            json.dumps(recipe, sort_keys=True) for recipe in of.values()
+        )
     }
 
 
@@ -127,7 +147,10 @@ def test_of_foreign_models_only_what_makes_them_is_compared(tmp_path):
         )
     )
     foreign = compared(built, own).differs
-    assert foreign["model.width"] == ("64", NOT_TOLD)  # a foreign model has no width of the built-in one
+    assert foreign["model.width"] == (
+        "64",
+        NOT_TOLD,
+    )  # a foreign model has no width of the built-in one
     assert foreign["model.function"] == ("null", "mine.py:build")
     assert {key for key in compared(hf, own).differs if key.startswith("model.")} == {
         "model.hf", "model.pretrained", "model.function", "model.options",
@@ -136,7 +159,9 @@ def test_of_foreign_models_only_what_makes_them_is_compared(tmp_path):
 
 @pytest.mark.parametrize("shared", [0, 1], ids=["the baseline's", "the arm's"])
 def test_an_arm_with_runs_in_two_of_the_studies_has_no_line(tmp_path, shared):
-    left, right = (sized(tmp_path, width, {"fp4": 0.05, "other": 0.2}) for width in (32, 64))
+    left, right = (
+        sized(tmp_path, width, {"fp4": 0.05, "other": 0.2}) for width in (32, 64)
+    )
     arms, of_left = list(right.plan().arms), left.plan().arms[shared].runs
     arms[shared] = replace(arms[shared], runs=of_left)
     for run in of_left:
@@ -157,8 +182,14 @@ def test_on_the_command_line(tmp_path):
     asked = (*names[::-1], "--storage", tmp_path)
     result = call(*asked, "--out", tmp_path / "out")
     assert result.exit_code == 0
-    assert f"Left out: {run.path}: metrics.jsonl: altered or cut since the run ended" in result.stderr
-    files = {kind: (tmp_path / "out" / f"compare.{kind}").read_text() for kind in ("json", "md", "html")}
+    assert (
+        f"Left out: {run.path}: metrics.jsonl: altered or cut since the run ended"
+        in result.stderr
+    )
+    files = {
+        kind: (tmp_path / "out" / f"compare.{kind}").read_text()
+        for kind in ("json", "md", "html")
+    }
     assert json.loads(call(*asked, "--json").stdout) == json.loads(files["json"])
     table = ("Arm " + result.stdout.partition("Arm ")[2]).split("\n\n")[0].splitlines()
     assert max(map(len, table)) <= 80
@@ -170,9 +201,13 @@ def test_on_the_command_line(tmp_path):
 
 
 def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
-    stores = [sized(tmp_path / str(w), w, {"fp4": 0.1}, name="same", seeds=2) for w in WIDTHS]
+    stores = [
+        sized(tmp_path / str(w), w, {"fp4": 0.1}, name="same", seeds=2) for w in WIDTHS
+    ]
     paths = [str(store.path) for store in stores]
-    assert [one["name"] for one in json.loads(call(*paths, "--json").stdout)["studies"]] == paths
+    assert [
+        one["name"] for one in json.loads(call(*paths, "--json").stdout)["studies"]
+    ] == paths
     for arguments, said in (
         (paths[:1], "name two studies at least"),
         (paths[:1] * 2, "the same study"),
@@ -188,8 +223,13 @@ def test_studies_of_one_name_in_several_storages_and_what_is_refused(tmp_path):
 def test_the_slope_and_its_interval_are_those_reckoned_by_hand():
     places = (100_000, 350_000, 2_000_000)
     rng = np.random.default_rng(1)
-    drawn = [(rng.normal(0.4 - i / 10, i / 100, 5), rng.normal(0.0, 0.01, 5)) for i in (1, 2, 3)]
-    figures = [LossDifference(figure=difference(*map(mean_estimate, pair))) for pair in drawn]
+    drawn = [
+        (rng.normal(0.4 - i / 10, i / 100, 5), rng.normal(0.0, 0.01, 5))
+        for i in (1, 2, 3)
+    ]
+    figures = [
+        LossDifference(figure=difference(*map(mean_estimate, pair))) for pair in drawn
+    ]
     found = line_through(figures, places, 0.05)
     x = np.log10(places)
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
@@ -216,7 +256,11 @@ def test_without_targets_loss_gaps_are_compared(tmp_path):
 def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
     stores = [
         sized(
-            tmp_path, 64, {"fp4": 0.1}, name=f"b{tokens}", training={"tokens": tokens, "schedule": "cosine"}
+            tmp_path,
+            64,
+            {"fp4": 0.1},
+            name=f"b{tokens}",
+            training={"tokens": tokens, "schedule": "cosine"},
         )
         for tokens in (1_000_000, 2_000_000, 4_000_000)
     ]
@@ -236,15 +280,21 @@ def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared(tmp_path, studies, said):
-    stores = [sized(tmp_path, width, costs, seeds=2, **more) for width, costs, more in studies]
+    stores = [
+        sized(tmp_path, width, costs, seeds=2, **more) for width, costs, more in studies
+    ]
     assert said in refusal(lambda: compared(*stores))
 
 
 def test_losses_in_two_units_are_not_compared_and_in_one_it_is_named(tmp_path):
-    first, second = (sized(tmp_path, width, FP4, seeds=2, loss_unit="bits") for width in WIDTHS[:2])
+    first, second = (
+        sized(tmp_path, width, FP4, seeds=2, loss_unit="bits") for width in WIDTHS[:2]
+    )
     found = compared(first, second)
     assert found.loss_unit == "bits/token"
-    assert line_tables(found)[1].caption.startswith("Validation loss (bits/token) minus that of bf16")
+    assert line_tables(found)[1].caption.startswith(
+        "Validation loss (bits/token) minus that of bf16"
+    )
     second.write_plan(replace(second.plan(), loss_unit="nats"))
     assert "losses in bits/token and nats/token cannot be compared" in refusal(
         lambda: compared(first, second)
@@ -269,7 +319,12 @@ def test_what_else_differs_is_named_and_not_refused(tmp_path):
             training={"tokens": tokens},
             recipes={"bf16": preset},
             resolved={"bf16": asdict(PRESETS[preset].recipe)},
-            differs={"fp4": {"training.learning_rate": (0.002, rate), "backend": ("auto", "reference")}},
+            differs={
+                "fp4": {
+                    "training.learning_rate": (0.002, rate),
+                    "backend": ("auto", "reference"),
+                }
+            },
         )
         for width, target, tokens, rate, preset in (
             (32, 2.2, 1_000_000, 0.004, "amd-fdw"),
@@ -299,20 +354,36 @@ def test_arms_that_some_studies_lack_or_cannot_tell(tmp_path):
 
 def test_costs_over_another_arm_where_the_baselines_have_come_to(tmp_path):
     stores = falling(tmp_path)
-    asked = [*(store.path.name for store in stores), "--storage", tmp_path, "--json", "--baseline", "flat"]
+    asked = [
+        *(store.path.name for store in stores),
+        "--storage",
+        tmp_path,
+        "--json",
+        "--baseline",
+        "flat",
+    ]
     found = json.loads(call(*asked, "--after", "400_000").stdout)
     assert [arm["name"] for arm in found["arms"]] == ["bf16", "steep"]
     for store, one in zip(stores, found["studies"], strict=True):
         at = target_after(load_frames(store), 400_000)
-        assert (one["baseline"], one["target"]) == ("flat", f"a validation loss of {at:g} nats/token")
+        assert (one["baseline"], one["target"]) == (
+            "flat",
+            f"a validation loss of {at:g} nats/token",
+        )
 
 
 # ---- words -----------------------------------------------------------------------------------------------
 
 
-def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(tmp_path):
+def test_what_grows_or_shrinks_is_said_of_each_arm_and_the_rest_in_one_sentence(
+    tmp_path,
+):
     found = compared(*falling(tmp_path)[::-1])
-    check_words("studies of several sizes", [draw_comparison(found).caption, *said_of(found)])
+    check_words(
+        "studies of several sizes", [draw_comparison(found).caption, *said_of(found)]
+    )
     one = falling(tmp_path / "one", seeds=1)[:2]
-    again = sized(tmp_path / "one", 64, {"steep": 0.2, "flat": 0.05}, name="again", seeds=1)
+    again = sized(
+        tmp_path / "one", 64, {"steep": 0.2, "flat": 0.05}, name="again", seeds=1
+    )
     check_words("two sizes, one seed", said_of(compared(*one, again)))

@@ -17,9 +17,20 @@ from ablate.reports.words.diagnoses import diagnosis_sentences, diagnosis_table
 EVERY = 100_000
 
 
-def row(tokens, *, layer="blocks.0.ffn.down", gemm="wgrad", error=0.2, sketch=None, draws=4, **more):
+def row(
+    tokens,
+    *,
+    layer="blocks.0.ffn.down",
+    gemm="wgrad",
+    error=0.2,
+    sketch=None,
+    draws=4,
+    **more,
+):
     operand = {"clipped": 0.01, "zeroed": 0.1, "crest_before": 3.0, "crest_after": 2.5}
-    names = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}.get(gemm, ())
+    names = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}.get(
+        gemm, ()
+    )
     return {
         "kind": "diagnosis", "tokens": tokens, "layer": layer, "gemm": gemm, "draws": draws,
         "zeros": None, "zeros_bf16": None,
@@ -45,7 +56,11 @@ def plain(texts):
 
 def test_means_over_layers_and_steps_then_over_runs():
     runs = [
-        [row(0, error=0.1), row(EVERY, error=0.2), row(0, error=0.6, layer="blocks.1.ffn.down")],
+        [
+            row(0, error=0.1),
+            row(EVERY, error=0.2),
+            row(0, error=0.6, layer="blocks.1.ffn.down"),
+        ],
         [row(0, error=0.5), row(EVERY, error=0.7, bias_share=None)],
     ]
     arm = only(*runs, [])
@@ -53,12 +68,25 @@ def test_means_over_layers_and_steps_then_over_runs():
     assert wgrad.relative_error.estimate == pytest.approx((0.3 + 0.6) / 2)
     assert wgrad.relative_error.low < 0.3  # Student's t of two runs is wide
     assert wgrad.relative_error.high > 0.6
-    assert (wgrad.largest.layer, wgrad.largest.relative_error) == ("blocks.1.ffn.down", 0.6)
+    assert (wgrad.largest.layer, wgrad.largest.relative_error) == (
+        "blocks.1.ffn.down",
+        0.6,
+    )
     assert wgrad.error_over_data_noise.estimate == 0.5
-    assert (wgrad.under_sqrt3, wgrad.measurements, arm.runs) == (2, 5, 2)  # 1 / √3 is 0.577
+    assert (wgrad.under_sqrt3, wgrad.measurements, arm.runs) == (
+        2,
+        5,
+        2,
+    )  # 1 / √3 is 0.577
     assert only(runs[0]).gemms[0].relative_error.low is None
-    assert arm.maps[0].rows == (("blocks.0.ffn.down", "wgrad"), ("blocks.1.ffn.down", "wgrad"))
-    assert arm.maps[0].values == ((pytest.approx(0.3), pytest.approx(0.45)), (0.6, None))
+    assert arm.maps[0].rows == (
+        ("blocks.0.ffn.down", "wgrad"),
+        ("blocks.1.ffn.down", "wgrad"),
+    )
+    assert arm.maps[0].values == (
+        (pytest.approx(0.3), pytest.approx(0.45)),
+        (0.6, None),
+    )
 
 
 def test_what_two_steps_errors_have_in_common():
@@ -70,7 +98,10 @@ def test_what_two_steps_errors_have_in_common():
         for n in range(12)
     ]  # fmt: skip
     alike = only(rows).gemms[0].alike
-    assert (alike.tokens_later, alike.estimate) == (EVERY, pytest.approx(share, abs=0.04))
+    assert (alike.tokens_later, alike.estimate) == (
+        EVERY,
+        pytest.approx(share, abs=0.04),
+    )
 
 
 def test_sentences_and_a_table_with_a_row_for_each_arm_and_gemm():
@@ -78,9 +109,13 @@ def test_sentences_and_a_table_with_a_row_for_each_arm_and_gemm():
     zeros = [{"zeros": 0.04, "zeros_bf16": 0.01}, {"zeros": 0.02, "zeros_bf16": 0.01}]
     own = [row(at * EVERY, sketch=fixed, **zeros[at]) for at in (0, 1)]
     arm = only([*own, FPROP | {"zeros": 0.0104, "zeros_bf16": 0.01}], arm="all three")
-    bare = row(0, gemm="dgrad", operands={}, gain=None, bias_share=-0.01, data_noise=None)
+    bare = row(
+        0, gemm="dgrad", operands={}, gain=None, bias_share=-0.01, data_noise=None
+    )
     table = diagnosis_table([arm, only([bare], arm="b")])
-    check_words("diagnostics", [*diagnosis_sentences(arm), *map(" | ".join, table.rows)])
+    check_words(
+        "diagnostics", [*diagnosis_sentences(arm), *map(" | ".join, table.rows)]
+    )
     assert not diagnosis_table([]).rows
 
 
@@ -91,14 +126,21 @@ def test_an_error_is_never_below_zero_and_what_shows_as_nought_needs_no_word():
     assert arm.gemms[0].relative_error.low < 0
     first, operand, _ = plain(diagnosis_sentences(arm))
     assert "errs by 20.0 % [0.0 %, 147.1 %]" in first
-    assert operand.startswith("a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero")
+    assert operand.startswith(
+        "a: of Wgrad's x 0.0 % of the elements clip and 0.1 % become zero"
+    )
 
 
 def test_the_load_of_experts_is_said_of_an_arm_in_bf16_too():
-    loads = [{"kind": "load", "tokens": at, "layer": "blocks.0.ffn", "busiest": 1.5 + at} for at in (0, 1)]
+    loads = [
+        {"kind": "load", "tokens": at, "layer": "blocks.0.ffn", "busiest": 1.5 + at}
+        for at in (0, 1)
+    ]
     content = "".join(json.dumps(one) + "\n" for one in loads).encode()
     arm = only(read_rows(content), arm="bf16")
-    said = "bf16: the busiest expert of a layer has 2.00 times the mean expert's tokens."
+    said = (
+        "bf16: the busiest expert of a layer has 2.00 times the mean expert's tokens."
+    )
     assert diagnosis_sentences(arm) == (said,)
     assert draw_diagnoses([arm]) == ()
     assert only([row(0), *loads]).gemms == only([row(0)]).gemms
@@ -120,7 +162,9 @@ def test_a_row_with_odd_values_is_named(odd, place):
 
 
 def test_figures_that_are_not_defined_say_nothing_and_stop_nothing():
-    content = json.dumps(row(0, sketch="!", operands={}, relative_error=None, gain=None, bias_share=None))
+    content = json.dumps(
+        row(0, sketch="!", operands={}, relative_error=None, gain=None, bias_share=None)
+    )
     rows = read_rows(f"{content}\n{content}\n{{cut".encode())
     assert len(rows) == 2
     arm = only(rows)
@@ -139,15 +183,23 @@ def test_the_section_is_in_every_form_of_the_report(written, make_study, tmp_pat
         for n in range(6) for layer in range(20) for gemm in ("fprop", "wgrad", "dgrad")
     ]  # fmt: skip
     lines = [json.dumps(one) + "\n" for one in (*rows, row(0, draws="4"))]
-    for planned, own in zip(study.plan().arm("fp4").runs, (lines[:-1], lines), strict=True):
+    for planned, own in zip(
+        study.plan().arm("fp4").runs, (lines[:-1], lines), strict=True
+    ):
         run = study.run(planned.id)
         run.diagnostics_path.write_text("".join(own))
         reseal(run)
     done = write_report(study, tmp_path / "with")
     html = done.html.read_text()
-    for said in ("What the diagnostics found", "Shown are 48 of 60 rows", "diagnostics.jsonl: 360.draws: "):
+    for said in (
+        "What the diagnostics found",
+        "Shown are 48 of 60 rows",
+        "diagnostics.jsonl: 360.draws: ",
+    ):
         assert said in html
     assert "figures/diagnostics-1.svg" in done.markdown.read_text()
     (document,) = json.loads(done.json.read_text())["diagnostics"]
     assert (document["arm"], len(document["gemms"])) == ("fp4", 3)
-    assert document["gemms"][0]["relative_error"]["estimate"] == pytest.approx(0.15, abs=0.01)
+    assert document["gemms"][0]["relative_error"]["estimate"] == pytest.approx(
+        0.15, abs=0.01
+    )

@@ -24,7 +24,10 @@ WORSE = 0.01
 def falling(pace, offset=0.0, slower=1.0):
     """Return a run's evaluations: tokens, loss by its own forward pass, loss in bf16."""
     loss = 4 * (1 + TOKENS * pace / slower / 20) ** -0.4
-    return [(int(t), float(one + offset), float(one)) for t, one in zip(TOKENS, loss, strict=True)]
+    return [
+        (int(t), float(one + offset), float(one))
+        for t, one in zip(TOKENS, loss, strict=True)
+    ]
 
 
 def fp4(slower):
@@ -45,7 +48,10 @@ EACH_ONCE = {name: once(runs) for name, runs in CURVES.items()}
 
 @pytest.fixture
 def study(make_study):
-    usual = {"training": {"schedule": "cosine", "evaluate_in": "both"}, "target": {"value": TARGET}}
+    usual = {
+        "training": {"schedule": "cosine", "evaluate_in": "both"},
+        "target": {"value": TARGET},
+    }
     return lambda curves, **more: make_study(
         CURVES | curves, **usual | {"paired_seeds": True, "intervals": "own"} | more
     )
@@ -60,18 +66,29 @@ def crossings(runs, column, target=TARGET):
 def test_the_two_costs_and_losses_and_what_lies_between_them(study, paired):
     arms = arms_of(study({}, paired_seeds=paired))
     arm, found = arms["fp4"], arms["fp4"].in_bf16
-    own, second, base = crossings(CURVES["fp4"], 1), crossings(CURVES["fp4"], 2), crossings(CURVES["bf16"], 1)
+    own, second, base = (
+        crossings(CURVES["fp4"], 1),
+        crossings(CURVES["fp4"], 2),
+        crossings(CURVES["bf16"], 1),
+    )
     last = [
-        np.array([run[-1][i] for run in CURVES[name]]) for name, i in (("fp4", 1), ("fp4", 2), ("bf16", 1))
+        np.array([run[-1][i] for run in CURVES[name]])
+        for name, i in (("fp4", 1), ("fp4", 2), ("bf16", 1))
     ]
 
     def compared(x, y):
-        test = stats.ttest_1samp(x - y, 0) if paired else stats.ttest_ind(x, y, equal_var=False)
+        test = (
+            stats.ttest_1samp(x - y, 0)
+            if paired
+            else stats.ttest_ind(x, y, equal_var=False)
+        )
         return np.array([np.mean(x) - np.mean(y), *test.confidence_interval()])
 
     def within(x, y):
         # The baseline's two evaluations are one, so that pairs and no pairs are the same thing.
-        return np.array([np.mean(x - y), *stats.ttest_1samp(x - y, 0).confidence_interval()])
+        return np.array(
+            [np.mean(x - y), *stats.ttest_1samp(x - y, 0).confidence_interval()]
+        )
 
     for interval, expected in (
         (arm.token_cost, np.expm1(compared(own, base))),
@@ -80,12 +97,20 @@ def test_the_two_costs_and_losses_and_what_lies_between_them(study, paired):
         (found.difference, compared(last[1], last[2])),
         (found.loss_alone, within(last[0], last[1])),
     ):
-        assert (interval.estimate, interval.low, interval.high) == pytest.approx(tuple(expected))
+        assert (interval.estimate, interval.low, interval.high) == pytest.approx(
+            tuple(expected)
+        )
     assert arm.final_loss.estimate == pytest.approx(last[0].mean())
     assert found.final_loss.estimate == pytest.approx(last[1].mean())
-    assert found.share == pytest.approx(np.mean(own - second) / np.log1p(arm.token_cost.estimate))
+    assert found.share == pytest.approx(
+        np.mean(own - second) / np.log1p(arm.token_cost.estimate)
+    )
     equal = arms["backward"].in_bf16
-    assert (equal.tokens_alone.estimate, equal.tokens_alone.low, equal.share) == (0.0, None, 0.0)
+    assert (equal.tokens_alone.estimate, equal.tokens_alone.low, equal.share) == (
+        0.0,
+        None,
+        0.0,
+    )
     assert (equal.loss_alone.estimate, equal.loss_alone.low) == (0.0, None)
 
 
@@ -93,8 +118,13 @@ def test_a_baseline_that_infers_worse_itself_is_counted_against_the_arm(study):
     target = TARGET + 0.03
     base = [falling(pace, WORSE) for pace in PACES]
     arm = arms_of(study({"bf16": base}, target={"value": target}))["fp4"]
-    gaps = [crossings(runs, 1, target) - crossings(runs, 2, target) for runs in (CURVES["fp4"], base)]
-    assert arm.in_bf16.tokens_alone.estimate == pytest.approx(np.expm1(gaps[0].mean() - gaps[1].mean()))
+    gaps = [
+        crossings(runs, 1, target) - crossings(runs, 2, target)
+        for runs in (CURVES["fp4"], base)
+    ]
+    assert arm.in_bf16.tokens_alone.estimate == pytest.approx(
+        np.expm1(gaps[0].mean() - gaps[1].mean())
+    )
     assert arm.in_bf16.loss_alone.estimate == pytest.approx(np.mean(INFERRED) - WORSE)
 
 
@@ -121,19 +151,28 @@ def test_of_a_cost_that_is_not_settled_no_share_is_told(study):
 def test_an_arm_stopped_at_a_look_is_held_against_the_same_seeds_of_the_baseline(study):
     even = (1.0, 1.001, 0.999, 1.0005)
     curves = {
-        "bf16": [falling(*each) for each in zip(even, (0.01, 0.01, 0.03, 0.03), strict=True)],
+        "bf16": [
+            falling(*each) for each in zip(even, (0.01, 0.01, 0.03, 0.03), strict=True)
+        ],
         "fp4": [falling(pace / 1.5, 0.03) for pace in even],
     }
     target, rule = TARGET + 0.1, {"settled": {"looks": [2, 3, 4]}}
     store = study(
-        curves, states={("fp4", 3): "pending"}, stop=rule, target={"value": target}, paired_seeds=False
+        curves,
+        states={("fp4", 3): "pending"},
+        stop=rule,
+        target={"value": target},
+        paired_seeds=False,
     )
     arm = arms_of(store)["fp4"]
     assert arm.stopped.seeds == 2
     gaps = [
-        crossings(curves[name][:2], 1, target) - crossings(curves[name][:2], 2, target) for name in curves
+        crossings(curves[name][:2], 1, target) - crossings(curves[name][:2], 2, target)
+        for name in curves
     ]
-    assert arm.in_bf16.tokens_alone.estimate == pytest.approx(np.expm1(gaps[1].mean() - gaps[0].mean()))
+    assert arm.in_bf16.tokens_alone.estimate == pytest.approx(
+        np.expm1(gaps[1].mean() - gaps[0].mean())
+    )
     assert arm.in_bf16.loss_alone.estimate == pytest.approx(0.03 - 0.01)
 
 
@@ -143,7 +182,9 @@ def test_without_second_evaluations_or_results_there_is_nothing_to_tell(study):
     mixed = arms_of(study({"fp4": EACH_ONCE["fp4"]}))
     assert mixed["fp4"].in_bf16 is None
     assert mixed["backward"].in_bf16 is not None
-    assert {arm.in_bf16 for arm in arms_of(study({"bf16": EACH_ONCE["bf16"]})).values()} == {None}
+    assert {
+        arm.in_bf16 for arm in arms_of(study({"bf16": EACH_ONCE["bf16"]})).values()
+    } == {None}
     page = write_report(study(EACH_ONCE))
     assert "Learnt or inferred" not in page.markdown.read_text()
     assert "val_loss_bf16" not in (page.tables / "evaluations.csv").read_text()
@@ -152,11 +193,31 @@ def test_without_second_evaluations_or_results_there_is_nothing_to_tell(study):
 def test_evaluations_that_were_exported_come_back_with_both_losses(study, tmp_path):
     store = study({})
     table = write_report(store).tables / "evaluations.csv"
-    asked = ["--baseline", "bf16", "--paired", "--target", f"val_loss={TARGET}", "--columns", "run=run_id"]
+    asked = [
+        "--baseline",
+        "bf16",
+        "--paired",
+        "--target",
+        f"val_loss={TARGET}",
+        "--columns",
+        "run=run_id",
+    ]
     result = CliRunner().invoke(
-        cli, ["import", "csv", str(table), "--study", "again", *asked, "--storage", str(tmp_path)]
+        cli,
+        [
+            "import",
+            "csv",
+            str(table),
+            "--study",
+            "again",
+            *asked,
+            "--storage",
+            str(tmp_path),
+        ],
     )
     assert result.exit_code == 0, result.output
-    first, again = (arms_of(one)["fp4"].in_bf16 for one in (store, StudyStore(tmp_path / "again")))
+    first, again = (
+        arms_of(one)["fp4"].in_bf16 for one in (store, StudyStore(tmp_path / "again"))
+    )
     assert again.tokens_alone == first.tokens_alone
     assert again.loss_alone.estimate == first.loss_alone.estimate

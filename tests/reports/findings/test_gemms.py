@@ -25,7 +25,9 @@ F, FD, FDW = ("fprop",), ("fprop", "dgrad"), ("fprop", "dgrad", "wgrad")
 
 def configured(recipe, **training):
     recipe, training = asdict(recipe), {"learning_rate": 0.002} | training
-    return RecordedConfig(recipe=recipe, training=training, whole={"recipe": recipe, "training": training})
+    return RecordedConfig(
+        recipe=recipe, training=training, whole={"recipe": recipe, "training": training}
+    )
 
 
 def of(*gemms, **more):
@@ -54,11 +56,14 @@ def presets(*names):
 )  # fmt: skip
 def test_steps_are_pairs_that_differ_in_one_gemm(arms, steps):
     configs = {
-        name: one if isinstance(one, RecordedConfig) else configured(one) for name, one in arms.items()
+        name: one if isinstance(one, RecordedConfig) else configured(one)
+        for name, one in arms.items()
     }
     found = find_steps(configs, lambda *pair: Cost(kind="point", note="/".join(pair)))
     assert [(step.gemm, step.from_arm, step.to_arm) for step in found] == steps
-    assert [step.cost.note for step in found] == [f"{one}/{other}" for _, one, other in steps]
+    assert [step.cost.note for step in found] == [
+        f"{one}/{other}" for _, one, other in steps
+    ]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,12 @@ def test_steps_are_pairs_that_differ_in_one_gemm(arms, steps):
 )
 def test_the_greatest_step_needs_intervals_that_do_not_overlap(steps, greatest):
     found = [
-        Step(gemm=gemm, from_arm="x", to_arm="y", cost=Cost(kind=(*kind, "interval")[0], low=low, high=high))
+        Step(
+            gemm=gemm,
+            from_arm="x",
+            to_arm="y",
+            cost=Cost(kind=(*kind, "interval")[0], low=low, high=high),
+        )
         for gemm, low, high, *kind in steps
     ]
     assert greatest_step(found) == greatest
@@ -82,7 +92,10 @@ def test_the_greatest_step_needs_intervals_that_do_not_overlap(steps, greatest):
 
 
 def matrices(recipes, **more):
-    configs = {name: configured(one) if isinstance(one, Recipe) else one for name, one in recipes.items()}
+    configs = {
+        name: configured(one) if isinstance(one, Recipe) else one
+        for name, one in recipes.items()
+    }
     return find_matrices(configs, **more)
 
 
@@ -94,7 +107,14 @@ def test_the_rows_of_amds_table_are_the_rows():
     )  # fmt: skip
     (found,) = matrices(ladder | {"reset": deoscillated} | presets("amd-f-rht16"))
     assert (found.format, found.gemms) == ("mxfp4", (F, FD, FDW))
-    assert found.stabilisers == ("none", "SR", "DHT32", "DHT16", "de-oscillation", "RHT16")
+    assert found.stabilisers == (
+        "none",
+        "SR",
+        "DHT32",
+        "DHT16",
+        "de-oscillation",
+        "RHT16",
+    )
     assert found.arms == (
         ("amd-f", "amd-f-sr", None, None, None, "amd-f-rht16"),
         ("amd-fd", "amd-fd-sr", None, None, None, None),
@@ -115,7 +135,14 @@ def test_the_rows_of_amds_table_are_the_rows():
             "odd": RecordedConfig(recipe={"fprop": {"left": {"format": "fp3"}}}),
         },
     ],
-    ids=["one column", "one row", "a diagonal", "a longer one", "no FP4 GEMM in one", "of other logs"],
+    ids=[
+        "one column",
+        "one row",
+        "a diagonal",
+        "a longer one",
+        "no FP4 GEMM in one",
+        "of other logs",
+    ],
 )
 def test_what_is_no_grid_has_none(recipes):
     assert matrices(recipes) == ()
@@ -131,7 +158,10 @@ def test_what_else_differs_is_another_matrix():
     whole = {name: one for name, one in each.items() if name[-1] != "d"}
     names = [("bf16 a", "bf16 b", "bf16 c"), ("fp8 a", "fp8 b", "fp8 c")]
     assert [one.names for one in matrices(whole)] == names
-    assert matrices({name: each[name] for name in ("bf16 a", "bf16 b", "fp8 d", "fp8 c")}) == ()
+    assert (
+        matrices({name: each[name] for name in ("bf16 a", "bf16 b", "fp8 d", "fp8 c")})
+        == ()
+    )
     # All three GEMMs in FP4 leave no other GEMM that could differ: they belong to the first that takes them.
     assert [len(one.names) for one in matrices(whole | {"all": of(*FDW)})] == [4, 3]
 
@@ -139,7 +169,8 @@ def test_what_else_differs_is_another_matrix():
 def test_a_learning_rate_of_its_own_is_another_arm_unless_each_arm_was_tuned():
     names = ("amd-f", "amd-fd", "amd-f-sr", "amd-fd-sr")
     tuned = {
-        name: configured(PRESETS[name].recipe, learning_rate=0.001 * i) for i, name in enumerate(names, 1)
+        name: configured(PRESETS[name].recipe, learning_rate=0.001 * i)
+        for i, name in enumerate(names, 1)
     }
     assert matrices(tuned) == ()
     (found,) = matrices(tuned, free=["learning_rate"])

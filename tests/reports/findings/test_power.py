@@ -22,7 +22,9 @@ def of(logs):
 
 def power(arm, baseline, *, paired=False, limit=None):
     cost = token_cost(arm, baseline, paired=paired)
-    return power_of(cost, arm, baseline, None if limit is None else (cost.figure, limit))
+    return power_of(
+        cost, arm, baseline, None if limit is None else (cost.figure, limit)
+    )
 
 
 def moved(values, mean, spread=SPREAD):
@@ -34,13 +36,17 @@ def moved(values, mean, spread=SPREAD):
 def how_often_found(effect, error, degrees):
     """By the noncentral t of scipy.stats, where ours is of scipy.special alone."""
     edge = stats.t.ppf(0.975, degrees)
-    return stats.nct.sf(edge, degrees, effect / error) + stats.nct.cdf(-edge, degrees, effect / error)
+    return stats.nct.sf(edge, degrees, effect / error) + stats.nct.cdf(
+        -edge, degrees, effect / error
+    )
 
 
 def how_often_settled(n, effect, limit):
     """Return the share of 4,000 simulated studies of n seeds an arm that find its standing to a margin."""
     rng = np.random.default_rng(n)
-    found = stats.ttest_ind(rng.normal(effect, SPREAD, (4000, n)), rng.normal(0, SPREAD, (4000, n)), axis=1)
+    found = stats.ttest_ind(
+        rng.normal(effect, SPREAD, (4000, n)), rng.normal(0, SPREAD, (4000, n)), axis=1
+    )
     low, high = found.confidence_interval(0.9)
     return np.mean(((-limit < low) & (high < limit)) | (low > limit) | (high < -limit))
 
@@ -50,13 +56,19 @@ def test_the_smallest_cost_is_found_four_times_in_five(n):
     rng = np.random.default_rng(n)
     x, y = (moved(rng.normal(0, 1, n), 18) for _ in range(2))
     effect = math.log1p(power(of(x), of(y)).smallest_cost)
-    assert how_often_found(effect, SPREAD * math.sqrt(2 / n), 2 * n - 2) == pytest.approx(0.8, abs=1e-6)
+    assert how_often_found(
+        effect, SPREAD * math.sqrt(2 / n), 2 * n - 2
+    ) == pytest.approx(0.8, abs=1e-6)
     m = n + power(of(x + 0.02), of(y)).more_seeds
-    fewer, enough = (how_often_found(0.02, SPREAD * math.sqrt(2 / k), 2 * k - 2) for k in (m - 1, m))
+    fewer, enough = (
+        how_often_found(0.02, SPREAD * math.sqrt(2 / k), 2 * k - 2) for k in (m - 1, m)
+    )
     assert fewer < 0.8 <= enough
 
 
-@pytest.mark.parametrize(("effect", "limit"), [(0.0, 0.03), (0.005, 0.03), (0.05, 0.03)])
+@pytest.mark.parametrize(
+    ("effect", "limit"), [(0.0, 0.03), (0.005, 0.03), (0.05, 0.03)]
+)
 def test_so_many_more_seeds_settle_it(effect, limit):
     x, y = of(moved([-1, 0, 1], 18 + effect)), of(moved([-1, 0, 1], 18))
     more = power(x, y, limit=limit).more_seeds
@@ -74,17 +86,23 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     assert found.spread_of_the_pairs == pytest.approx(pairs)
     assert apart.spread_of_the_pairs is None
     assert found.spread_of_log_tokens == pytest.approx(apart.spread_of_log_tokens)
-    shown = how_often_found(math.log1p(found.smallest_cost), pairs / math.sqrt(n), n - 1)
+    shown = how_often_found(
+        math.log1p(found.smallest_cost), pairs / math.sqrt(n), n - 1
+    )
     assert shown == pytest.approx(0.8, abs=1e-6)
     m = n + found.more_seeds
-    fewer, enough = (how_often_found(effect, pairs / math.sqrt(k), k - 1) for k in (m - 1, m))
+    fewer, enough = (
+        how_often_found(effect, pairs / math.sqrt(k), k - 1) for k in (m - 1, m)
+    )
     assert fewer < 0.8 <= enough
     assert found.smallest_cost < apart.smallest_cost / 2
     assert found.more_seeds < apart.more_seeds / 4
     # Runs that share a seed, as in logs without seeds, and seeds that are not in common make no pair.
     alike = [[replace(run, seed=0) for run in side] for side in (x, y)]
     assert power(*alike, paired=True) == power(*alike) == apart
-    assert power(x, [replace(run, seed=run.seed + 4) for run in y], paired=True) == apart
+    assert (
+        power(x, [replace(run, seed=run.seed + 4) for run in y], paired=True) == apart
+    )
 
 
 def test_what_is_settled_needs_no_more_what_is_nothing_too_many_and_some_has_nothing_to_go_by():
@@ -94,6 +112,11 @@ def test_what_is_settled_needs_no_more_what_is_nothing_too_many_and_some_has_not
     one, two = of([18]), of([18, 18.1])
     # The spread of those that hit is not that of all: a bound has no power.
     censored = [Outcome(seed=9, end="censored", low=5.0), *two]
-    for arm, base in ((one, two), (two, one), (of([18, 18]), of([18, 18])), (censored, two)):
+    for arm, base in (
+        (one, two),
+        (two, one),
+        (of([18, 18]), of([18, 18])),
+        (censored, two),
+    ):
         assert power(arm, base) is None
     assert power(of([18, 19]), of([18.1, 19.1]), paired=True) is None

@@ -27,7 +27,9 @@ def test_a_budget_that_was_not_reached_is_not_the_last():
 
 
 def test_a_front_of_the_baseline_alone_has_nothing_to_confirm(tmp_path):
-    alone = found_search(rungs=(Rung(tokens=1000, points=(point(0, "bf16", 2.0, 1.0, on_front=True),)),))
+    alone = found_search(
+        rungs=(Rung(tokens=1000, points=(point(0, "bf16", 2.0, 1.0, on_front=True),)),)
+    )
     assert "so there is nothing to confirm" in search_sentences(alone)[-1]
     (tmp_path / "confirm.yaml").write_text("of an earlier search")
     write_search(alone, tmp_path, None)
@@ -40,7 +42,9 @@ def test_token_costs_are_percentages_and_a_miss_is_a_bound():
         point(1, "F sr", 0.12, 0.8, on_front=True),
         point(2, "F none", 0.5, 0.7, end="missed"),
     )
-    found = found_search(objective="token_cost", rungs=(Rung(tokens=1000, points=points),))
+    found = found_search(
+        objective="token_cost", rungs=(Rung(tokens=1000, points=points),)
+    )
     assert [row[1] for row in front_table(found).rows] == ["+12.0\u00a0%", "0.0\u00a0%"]
     assert trials_table(found, found.rungs[0]).rows[2][4] == "missed (> +50.0\u00a0%)"
     assert "1 run missed the target." in search_sentences(found)
@@ -56,7 +60,10 @@ def test_the_whole_text_is_the_one_that_was_read(tmp_path):
     page = (tmp_path / "search.html").read_text()
     write_search(found_search(loss_unit="bits/token"), tmp_path / "bits", None)
     in_bits = (tmp_path / "bits" / "search.html").read_text()
-    assert (in_bits.count("nats"), in_bits.count("bits/token")) == (0, page.count("nats/token"))
+    assert (in_bits.count("nats"), in_bits.count("bits/token")) == (
+        0,
+        page.count("nats/token"),
+    )
     assert "<b>" not in page
     assert "<recipe>" not in page
     document = json.loads((tmp_path / "search.json").read_text())
@@ -77,7 +84,9 @@ def test_importances_find_the_factor_that_matters():
     labels = {"a": ("0", "1", "2"), "b": ("x", "y", "z")}
     kinds = {name: CategoricalDistribution(values) for name, values in labels.items()}
     trials = [
-        create_trial(params={"a": a, "b": b}, distributions=kinds, values=[float(a), 1.0])
+        create_trial(
+            params={"a": a, "b": b}, distributions=kinds, values=[float(a), 1.0]
+        )
         for a in labels["a"]
         for b in labels["b"]
     ]

@@ -34,7 +34,14 @@ from ablate.reports.findings.speed import (
 )
 from ablate.results.cost import Cost, log_tokens
 from ablate.results.ends import RunResult
-from ablate.results.intervals import Interval, Method, difference, exponential, mean_estimate, t_interval
+from ablate.results.intervals import (
+    Interval,
+    Method,
+    difference,
+    exponential,
+    mean_estimate,
+    t_interval,
+)
 from ablate.run.outcome import Outcome
 
 BASE = [(100.0, 10.0), (104.0, 10.4), (97.0, 9.9)]
@@ -61,14 +68,28 @@ def ends(interval):
 def test_both_errors_are_in_the_end_to_end_speed_as_logged(paired):
     how = Method(paired=paired)
     found = measured_speed(timed(ARM), timed(BASE), how)
-    test = stats.ttest_rel if paired else (lambda *sides: stats.ttest_ind(*sides, equal_var=False))
-    times = [[math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)]
+    test = (
+        stats.ttest_rel
+        if paired
+        else (lambda *sides: stats.ttest_ind(*sides, equal_var=False))
+    )
+    times = [
+        [math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)
+    ]
     speeds = [[math.log(speed) for _, speed in side] for side in (ARM, BASE)]
     for ours, logs in ((found.end_to_end, times), (found.throughput, speeds)):
-        assert ends(ours) == pytest.approx(np.exp(test(*logs).confidence_interval(0.95)))
-        assert ours.estimate == pytest.approx(math.exp(np.mean(logs[0]) - np.mean(logs[1])))
-    assert found.hours.estimate == pytest.approx(stats.gmean([t / s for t, s in ARM]) / 3600)
-    together = measured_speed([replace(run, devices=8) for run in timed(ARM)], timed(BASE), how)
+        assert ends(ours) == pytest.approx(
+            np.exp(test(*logs).confidence_interval(0.95))
+        )
+        assert ours.estimate == pytest.approx(
+            math.exp(np.mean(logs[0]) - np.mean(logs[1]))
+        )
+    assert found.hours.estimate == pytest.approx(
+        stats.gmean([t / s for t, s in ARM]) / 3600
+    )
+    together = measured_speed(
+        [replace(run, devices=8) for run in timed(ARM)], timed(BASE), how
+    )
     assert together.hours.estimate == pytest.approx(8 * found.hours.estimate)
     assert together.end_to_end == found.end_to_end
 
@@ -80,7 +101,10 @@ def test_never_over_the_hits_alone_nor_over_the_runs_that_were_timed():
     assert (found.end_to_end.estimate, found.hours.estimate) == (None, None)
     assert found.throughput.estimate is not None
     unknown = replace(first, tokens_per_sec=None)
-    assert measured_speed([unknown, *rest], timed(BASE), Method()).throughput.estimate is None
+    assert (
+        measured_speed([unknown, *rest], timed(BASE), Method()).throughput.estimate
+        is None
+    )
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -90,7 +114,10 @@ def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(pair
     found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=None)
     rates = [mean_estimate(np.log(RATES[arm])) for arm in ("fp4", "fp8")]
     whole = difference(difference(*rates), cost.figure)
-    for ours, by_hand in ((found.end_to_end, whole), (found.throughput, difference(*rates))):
+    for ours, by_hand in (
+        (found.end_to_end, whole),
+        (found.throughput, difference(*rates)),
+    ):
         assert ends(ours) == pytest.approx(ends(exponential(t_interval(by_hand))))
     assert found.end_to_end.estimate == pytest.approx(
         stats.gmean(RATES["fp4"]) / stats.gmean(RATES["fp8"]) / (1 + cost.estimate)
@@ -104,39 +131,66 @@ CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]
     ("arm", "base", "estimate", "note"),
     [
         (hits(5.0), hits(4.0), True, "n = 1: no interval"),
-        (hits(5.0, 5.0), hits(4.0, 4.0), True, "all runs gave the same figure: no interval"),
+        (
+            hits(5.0, 5.0),
+            hits(4.0, 4.0),
+            True,
+            "all runs gave the same figure: no interval",
+        ),
         (CENSORED, hits(4.0, 4.1), False, "this arm: of 2 runs"),
     ],
 )
 def test_what_has_no_interval_makes_none(arm, base, estimate, note):
     cost, tokens = token_cost(arm, base), log_tokens(arm)
     found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=tokens)
-    assert (found.end_to_end.estimate is not None, found.end_to_end.low) == (estimate, None)
+    assert (found.end_to_end.estimate is not None, found.end_to_end.low) == (
+        estimate,
+        None,
+    )
     assert found.end_to_end.note.startswith(note)
     assert found.throughput.low is not None
     assert (found.hours.estimate is not None, found.hours.low) == (estimate, None)
 
 
 def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
-    fp8, fp4 = whole_config(PRESETS["te-hybrid-fp8"].recipe), whole_config(PRESETS["amd-fdw-dht16"].recipe)
+    fp8, fp4 = (
+        whole_config(PRESETS["te-hybrid-fp8"].recipe),
+        whole_config(PRESETS["amd-fdw-dht16"].recipe),
+    )
 
     def modelled(arm, base, tokens=None, hardware="MI355X", **cost):
         found = modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))
         return next((one for one in found if one.hardware == hardware), None)
 
     cost = {"kind": "interval", "estimate": 0.08, "low": 0.05, "high": 0.12}
-    one, nowhere = (modelled(fp4, fp8, 3.6e9, hardware, **cost) for hardware in ("MI355X", "H100"))
+    one, nowhere = (
+        modelled(fp4, fp8, 3.6e9, hardware, **cost) for hardware in ("MI355X", "H100")
+    )
     speed, net, hours = one.speed, one.net, one.hours
-    slow, fast = (token_time(workload_of(one), one.recipe, "MI355X").by_kernel() for one in (fp8, fp4))
+    slow, fast = (
+        token_time(workload_of(one), one.recipe, "MI355X").by_kernel()
+        for one in (fp8, fp4)
+    )
     assert vars(speed).items() >= vars(speed_up(slow, fast)).items()
     assert net.estimate == pytest.approx(speed.estimate / 1.08)
-    up, down = math.log(speed.high / speed.estimate), math.log(speed.low / speed.estimate)
-    assert net.high == pytest.approx(net.estimate * math.exp(math.hypot(up, math.log(1.08 / 1.05))))
-    assert net.low == pytest.approx(net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08))))
+    up, down = (
+        math.log(speed.high / speed.estimate),
+        math.log(speed.low / speed.estimate),
+    )
+    assert net.high == pytest.approx(
+        net.estimate * math.exp(math.hypot(up, math.log(1.08 / 1.05)))
+    )
+    assert net.low == pytest.approx(
+        net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08)))
+    )
     assert hours.low < hours.estimate < hours.high
     assert nowhere.speed == nowhere.hours == Interval()
     bound = modelled(fp4, fp8, kind="bound", low=0.2, note="why")
-    assert (bound.net.estimate, bound.net.note, bound.hours) == (None, "why", Interval())
+    assert (bound.net.estimate, bound.net.note, bound.hours) == (
+        None,
+        "why",
+        Interval(),
+    )
     own = whole_config(Recipe())
     one = modelled(own, own, 1e12, kind="baseline")
     assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
@@ -166,17 +220,30 @@ def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
     cost, measured = fp4["token_cost"]["estimate"], fp4["measured"]
     assert measured["timed"] == "alone"
     # As timed alone; the runs' own rows would say 1.
-    assert measured["throughput_over_baseline"]["estimate"] == pytest.approx(1.5, abs=0.01)
-    assert measured["end_to_end_speed"]["estimate"] == pytest.approx(1.5 / (1 + cost), abs=0.01)
+    assert measured["throughput_over_baseline"]["estimate"] == pytest.approx(
+        1.5, abs=0.01
+    )
+    assert measured["end_to_end_speed"]["estimate"] == pytest.approx(
+        1.5 / (1 + cost), abs=0.01
+    )
     seconds = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"])
-    assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(seconds / 3600)
+    assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(
+        seconds / 3600
+    )
 
 
-EMULATED = {"backend_mode": "emulated", "timing_valid": False, "why_not": "emulated arithmetic"}
+EMULATED = {
+    "backend_mode": "emulated",
+    "timing_valid": False,
+    "why_not": "emulated arithmetic",
+}
 BUSY = {"timing_valid": False, "why_not": "the GPU is 40 % busy"}
 STALE = {"run": "0123456789abcdef"}
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
-OLD, NO_BASE = "timed with another configuration than its runs have", "no baseline to compare it with"
+OLD, NO_BASE = (
+    "timed with another configuration than its runs have",
+    "no baseline to compare it with",
+)
 OTHER_CODE = "timed with other code than trained its runs"
 
 
@@ -189,14 +256,25 @@ OTHER_CODE = "timed with other code than trained its runs"
         (STALE, {}, {}, [OLD, NO_BASE]),
         ({}, None, {}, [None, "not timed"]),
         ({}, {}, {"code": "other"}, [OTHER_CODE] * 2),
-        ({}, {}, {"device": B200}, ["timed on B200, trained on AMD Instinct MI355X"] * 2),
+        (
+            {},
+            {},
+            {"device": B200},
+            ["timed on B200, trained on AMD Instinct MI355X"] * 2,
+        ),
         # A record that contradicts itself counts for nothing.
         (EMULATED | {"timing_valid": True}, {}, {}, ["emulated arithmetic", NO_BASE]),
     ],
 )
-def test_what_does_not_count_is_named_and_gives_no_speed(tmp_path, fp8, fp4, record, not_used):
+def test_what_does_not_count_is_named_and_gives_no_speed(
+    tmp_path, fp8, fp4, record, not_used
+):
     store = native_study(tmp_path)
-    speeds = [speed_of(store, arm, **own) for arm, own in (("fp8", fp8), ("fp4", fp4)) if own is not None]
+    speeds = [
+        speed_of(store, arm, **own)
+        for arm, own in (("fp8", fp8), ("fp4", fp4))
+        if own is not None
+    ]
     write_throughput(store, *speeds, **record)
     analysis = analysed(store)
     assert [analysis.throughput.not_used.get(arm) for arm in ("fp8", "fp4")] == not_used

@@ -17,8 +17,12 @@ from ablate.run.outcome import outcome
 def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):
     tokens = np.arange(1, points + 1) * 1000
     rng = np.random.default_rng(seed)
-    loss = 1.5 + 3.0 * (1 + tokens / stretch / 4000) ** -0.5 + rng.normal(0, noise, points)
-    return Curve(run_id=str(seed), arm="a", seed=seed, end=end, tokens=tokens, loss=loss)
+    loss = (
+        1.5 + 3.0 * (1 + tokens / stretch / 4000) ** -0.5 + rng.normal(0, noise, points)
+    )
+    return Curve(
+        run_id=str(seed), arm="a", seed=seed, end=end, tokens=tokens, loss=loss
+    )
 
 
 def target_sweep(arm, base):
@@ -28,7 +32,9 @@ def target_sweep(arm, base):
 
 def test_a_stretched_axis_costs_the_same_at_every_target_and_a_lag_in_loss_more_and_more():
     base = [curve(seed, 1.0 + 0.001 * seed) for seed in range(3)]
-    sweep = target_sweep([curve(seed, 1.2 * (1.0 + 0.001 * seed)) for seed in range(3)], base)
+    sweep = target_sweep(
+        [curve(seed, 1.2 * (1.0 + 0.001 * seed)) for seed in range(3)], base
+    )
     targets, costs = zip(*sweep, strict=True)
     assert len(targets) > 10
     assert np.all(np.diff(targets) < 0)
@@ -70,20 +76,32 @@ HIGH = replace(curve(1, points=3), loss=np.full(3, 9.0), end="censored")
         ([curve(0)], [HIGH]),
         ([curve(0, end="missing")], [curve(1)]),
     ],
-    ids=["no run", "diverged", "a baseline that diverged", "one evaluation", "apart", "missing"],
+    ids=[
+        "no run",
+        "diverged",
+        "a baseline that diverged",
+        "one evaluation",
+        "apart",
+        "missing",
+    ],
 )
 def test_no_sweep(arm, base):
     assert target_sweep(arm, base) is None
 
 
 def test_runs_that_diverged_bound_the_cost_at_every_target():
-    base, diverged = [curve(seed) for seed in range(3)], replace(curve(4), end="diverged", low=40_000)
+    base, diverged = (
+        [curve(seed) for seed in range(3)],
+        replace(curve(4), end="diverged", low=40_000),
+    )
     own = float(base[0].loss[20]) + 1e-3
     sides = {"a": ([diverged, curve(3, 1.1)], base), "b": (base, base)}
     found = move_target(sides, own, Method())
     assert own in found["a"].targets == found["b"].targets
     assert found["a"].sweep is None
-    for ends, base_ends, cost in zip(found["a"].ends, found["a"].base_ends, found["a"].costs, strict=True):
+    for ends, base_ends, cost in zip(
+        found["a"].ends, found["a"].base_ends, found["a"].costs, strict=True
+    ):
         assert diverged in ends
         assert cost == token_cost(ends, base_ends)
         assert cost.kind == "bound"

@@ -52,7 +52,9 @@ def test_json_prints_the_file_and_nothing_else(call, tmp_path):
     assert not (call.store.path / "report").exists()
 
 
-def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(call, monkeypatch):
+def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_ran(
+    call, monkeypatch
+):
     storage = call.store.path.parent
     path = storage.parent / "mine.yaml"
     text = "name: mine\nbaseline: a\ntarget: {val_loss: 2.0}\narms: {a: , b: {recipe: mxfp4}}\n"
@@ -60,7 +62,11 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
     (store := StudyStore(storage / "mine")).write_plan(build_plan(load_study(path)))
     plain = call(study=path)
     assert plain.stderr == ""
-    path.write_text(text.replace("2.0", "1.5").replace("baseline: a", "baseline: b\npaired_seeds: false"))
+    path.write_text(
+        text.replace("2.0", "1.5").replace(
+            "baseline: a", "baseline: b\npaired_seeds: false"
+        )
+    )
     edited = call(study=path)
     assert edited.stderr == (
         f"{path}: baseline, target, paired_seeds edited since the study ran. This report is of the plan that "
@@ -82,8 +88,14 @@ def test_a_file_that_was_edited_since_it_ran_is_said_and_the_report_is_of_what_r
     [
         ({"study": "od"}, "did you mean 'odd'"),
         (("--baseline", "b\x1b[2J"), "give it a folder with --out"),
-        (("--out", "/dev/null/x"), "^--out: cannot write /dev/null/x: Not a directory$"),
-        (("--out", "/dev/null/x", "--watch"), "^--out: cannot write /dev/null/x: Not a directory$"),
+        (
+            ("--out", "/dev/null/x"),
+            "^--out: cannot write /dev/null/x: Not a directory$",
+        ),
+        (
+            ("--out", "/dev/null/x", "--watch"),
+            "^--out: cannot write /dev/null/x: Not a directory$",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(call, options, line):
@@ -100,14 +112,18 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(("target", "shown"), TARGETS.items())
-def test_another_baseline_and_target_have_a_folder_of_their_own(call, tmp_path, target, shown):
+def test_another_baseline_and_target_have_a_folder_of_their_own(
+    call, tmp_path, target, shown
+):
     done = call("--baseline", "b\x1b[2J", "--target", target, "--out", tmp_path / "out")
     assert "compared with b\\x1b[2J at a " in done.output
     assert shown in done.output
     assert r"Baseline: **b\\x1b\[2J**" in (tmp_path / "out" / "report.md").read_text()
 
 
-@pytest.mark.parametrize("ended", ["study", pytest.param("hand", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "ended", ["study", pytest.param("hand", marks=pytest.mark.exhaustive)]
+)
 def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study, ended):
     points = line(3, 2, 1)
     states = {("fp4", seed): "running" for seed in (1, 2)}
@@ -116,9 +132,19 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study, ended):
     base, fp4 = plan.arms
     store.write_plan(replace(plan, arms=(base, replace(fp4, runs=fp4.runs[:2]))))
     page = store.path / "report" / "report.html"
-    arguments = ["report", store.path.name, "--storage", store.path.parent, "--watch", "--every", "1"]
+    arguments = [
+        "report",
+        store.path.name,
+        "--storage",
+        store.path.parent,
+        "--watch",
+        "--every",
+        "1",
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ablate", *map(str, arguments)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ablate", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert "3 of 4 runs have ended" in process.stdout.readline()
     assert '<meta http-equiv="refresh" content="1">' in page.read_text()

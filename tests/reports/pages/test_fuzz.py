@@ -17,20 +17,28 @@ from ablate.reports.words.caveats import notices, warnings
 from ablate.reports.words.verdict import write_verdict
 from ablate.store import RunDir
 
-PARTS = [(0, 150), *(pytest.param(part, 750, marks=pytest.mark.exhaustive) for part in range(1, 3))]
+PARTS = [
+    (0, 150),
+    *(pytest.param(part, 750, marks=pytest.mark.exhaustive) for part in range(1, 3)),
+]
 
 
 @pytest.mark.parametrize(("part", "turns"), PARTS)
 def test_no_store_makes_a_traceback(make_study, part, turns):
     draw = random.Random(part)
     store = make_study(
-        {"fp8": [line(3, 2.4, 2), line(3, 2.3, 2)], "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)]},
+        {
+            "fp8": [line(3, 2.4, 2), line(3, 2.3, 2)],
+            "fp4": [line(3, 2.6, 2.1), line(3, 2.5, 2.4)],
+        },
         factors={"fp8": {"a": 1}, "fp4": {"a": 2}},
         environment=NATIVE,
     )
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     whole = {
-        path: path.read_bytes() for path in store.path.rglob("*") if path.is_file() and path.stat().st_size
+        path: path.read_bytes()
+        for path in store.path.rglob("*")
+        if path.is_file() and path.stat().st_size
     }
     paths = sorted(whole)
     records = {path: read_record(path) for path in paths if path.suffix == ".json"}
@@ -39,11 +47,17 @@ def test_no_store_makes_a_traceback(make_study, part, turns):
         changed = {draw.choice(paths) for _ in range(draw.randint(1, 2))}
         for path in changed:
             path.write_bytes(damage(whole[path], draw))
-        if draw.random() < 0.8:  # somebody wrote it so: no hash tells that anything is odd
+        if (
+            draw.random() < 0.8
+        ):  # somebody wrote it so: no hash tells that anything is odd
             for path in changed & records.keys():
                 odd = replace_somewhere(records[path], draw)
-                path.write_bytes(record_text(odd if isinstance(odd, dict) else {"odd": odd}))
-            for folder in {path.parent for path in changed if path.parent.parent.name == "runs"}:
+                path.write_bytes(
+                    record_text(odd if isinstance(odd, dict) else {"odd": odd})
+                )
+            for folder in {
+                path.parent for path in changed if path.parent.parent.name == "runs"
+            }:
                 run = RunDir(folder)
                 if run.status_path not in changed:
                     reseal(run)
@@ -66,4 +80,6 @@ def test_no_store_makes_a_traceback(make_study, part, turns):
             for path in paths:
                 path.write_bytes(whole[path])
     assert min(outcomes.values()) > turns / 75
-    assert not [line for line in lines if "\n" in safe_text(line) or "\x1b" in safe_text(line)]
+    assert not [
+        line for line in lines if "\n" in safe_text(line) or "\x1b" in safe_text(line)
+    ]

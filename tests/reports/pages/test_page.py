@@ -25,7 +25,8 @@ def open_page(browser, path, width, scheme="light"):
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     )
     browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
     )
     browser.get(path.as_uri())
 
@@ -43,10 +44,14 @@ return [
 """
 
 
-def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(browser, written):
+def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(
+    browser, written
+):
     page = written("wide").html
     open_page(browser, page, 1280)
-    data = browser.execute_script("return JSON.parse(document.getElementById('live-data').textContent)")
+    data = browser.execute_script(
+        "return JSON.parse(document.getElementById('live-data').textContent)"
+    )
     frames = load_frames(StudyStore(page.parents[1]))
     notes = []
     for place in (1, data["own"], len(data["targets"]) - 1):
@@ -64,11 +69,19 @@ def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(brows
         low, high = axis["y"]
         share = (axis["box"][3] - heights[0]) / (axis["box"][3] - axis["box"][1])
         assert low + share * (high - low) == pytest.approx(data["targets"][place])
-    assert [note.startswith("A moved target: point estimates") for note in notes] == [True, False, True]
-    assert any(row[2].startswith(">") for row in rows)  # at the lowest target some runs have not arrived
+    assert [note.startswith("A moved target: point estimates") for note in notes] == [
+        True,
+        False,
+        True,
+    ]
+    assert any(
+        row[2].startswith(">") for row in rows
+    )  # at the lowest target some runs have not arrived
 
 
-def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(browser, written):
+def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(
+    browser, written
+):
     paths = written("ladder")
     open_page(browser, paths.html, 1280)
     shown = """
@@ -97,16 +110,25 @@ def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(brows
         """
     )
     with (paths.tables / "evaluations.csv").open() as file:
-        row = [row for row in csv.DictReader(file) if (row["arm"], row["seed"]) == ("bf16", "0")][2]
+        row = [
+            row
+            for row in csv.DictReader(file)
+            if (row["arm"], row["seed"]) == ("bf16", "0")
+        ][2]
     tokens = int(row["tokens"])
-    assert tip == f"bf16, seed 0: {float(row['val_loss']):.4f} nats/token after {tokens:,} tokens"
+    assert (
+        tip
+        == f"bf16, seed 0: {float(row['val_loss']):.4f} nats/token after {tokens:,} tokens"
+    )
 
 
 def faults_of_access(browser):
     """Return what axe-core finds, one line each."""
     source = (files("axe_core_python") / "axe.min.js").read_text()
     browser.execute_script(source)
-    result = browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
+    result = browser.execute_async_script(
+        "const done = arguments[0]; axe.run().then(done)"
+    )
     return [
         f"{fault['impact']}: {fault['id']}: {node['html'][:200]}"
         for fault in result["violations"]
@@ -128,20 +150,36 @@ def beside(tmp_path_factory):
     """The pages of a comparison, a trend and two searches, by name."""
     folder = tmp_path_factory.mktemp("beside")
     rng = np.random.default_rng(1)
-    curves = {name: [smooth_curve(rng) for _ in range(2)] for name in ("bf16", "fp4", "fp4 with a long name")}
+    curves = {
+        name: [smooth_curve(rng) for _ in range(2)]
+        for name in ("bf16", "fp4", "fp4 with a long name")
+    }
     sizes = [
-        load_frames(build_study(folder, curves, study=f"a_study_of_width_{size}", model={"width": size}))
+        load_frames(
+            build_study(
+                folder, curves, study=f"a_study_of_width_{size}", model={"width": size}
+            )
+        )
         for size in (64, 128, 256)
     ]
     sides = [analyse(frame) for frame in sizes]
     return {
-        "compare": write_comparison(compare(sides[:2], sizes[:2]), folder / "compare")[-1],
+        "compare": write_comparison(compare(sides[:2], sizes[:2]), folder / "compare")[
+            -1
+        ],
         "trend": write_comparison(compare(sides, sizes), folder / "trend")[-1],
         "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
     }
 
 
-PAGES = ["ladder", "long_words", "compare", "trend", "search", pytest.param("wide", marks=LONG)]
+PAGES = [
+    "ladder",
+    "long_words",
+    "compare",
+    "trend",
+    "search",
+    pytest.param("wide", marks=LONG),
+]
 
 
 @pytest.mark.parametrize(("width", "scheme"), SIZES)
@@ -153,10 +191,19 @@ def test_no_page_overflows_or_asks_the_network_and_axe_finds_no_fault(
     browser.get_log("performance")
     browser.get_log("browser")
     open_page(browser, path, width, scheme)
-    assert not browser.execute_script("return document.scrollingElement.scrollWidth > innerWidth")
+    assert not browser.execute_script(
+        "return document.scrollingElement.scrollWidth > innerWidth"
+    )
     assert browser.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    events = [
+        json.loads(entry["message"])["message"]
+        for entry in browser.get_log("performance")
+    ]
+    sent = [
+        event["params"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     urls = {request["request"]["url"] for request in sent}
     assert {url for url in urls if not url.startswith("data:")} == {path.as_uri()}
     assert faults_of_access(browser) == []

@@ -28,7 +28,11 @@ ALL_FILES = {
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def strict(paths):
@@ -48,22 +52,50 @@ def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
 
 def test_the_contract_of_report_json(written):
     report = strict(written("wide"))
-    assert (report["study"], report["baseline"], report["target"]["value"]) == ("amd-ladder", "fp8", 2.09)
+    assert (report["study"], report["baseline"], report["target"]["value"]) == (
+        "amd-ladder",
+        "fp8",
+        2.09,
+    )
     for arm in report["arms"]:
-        assert arm["n"] == arm["hit"] + arm["censored"] + arm["diverged"] == len(arm["runs"]) - arm["missing"]
-        assert not {"figure", "moderated"} & {*arm["final_loss"], *arm["final_loss"]["difference"]}
+        assert (
+            arm["n"]
+            == arm["hit"] + arm["censored"] + arm["diverged"]
+            == len(arm["runs"]) - arm["missing"]
+        )
+        assert not {"figure", "moderated"} & {
+            *arm["final_loss"],
+            *arm["final_loss"]["difference"],
+        }
     (diverged,) = (arm for arm in report["arms"] if arm["name"] == "F+D+W SR")
-    assert [diverged["token_cost"]["high"], diverged["final_loss"]["mean"], report["take"]] == [None] * 3
-    assert report["matrices"][0]["arms"][1] == ["F+D plain", "F+D SR", "F+D RHT16", None]
-    inside = [part for arm in report["arms"] for part in (arm, *arm["runs"], *arm.values())]
+    assert [
+        diverged["token_cost"]["high"],
+        diverged["final_loss"]["mean"],
+        report["take"],
+    ] == [None] * 3
+    assert report["matrices"][0]["arms"][1] == [
+        "F+D plain",
+        "F+D SR",
+        "F+D RHT16",
+        None,
+    ]
+    inside = [
+        part for arm in report["arms"] for part in (arm, *arm["runs"], *arm.values())
+    ]
     keys = {key for part in (report, *inside) if isinstance(part, dict) for key in part}
-    assert {key for key in keys if not re.search(rf"\b{key}\b", document.__doc__)} == set()
+    assert {
+        key for key in keys if not re.search(rf"\b{key}\b", document.__doc__)
+    } == set()
 
 
 def test_tables_are_the_frames_of_a_notebook(written):
     paths = written("wide")
     study = open_study(paths.html.parents[1])
-    for name, frame in {"arms": study.costs(), "runs": study.runs(), "evaluations": study.curves()}.items():
+    for name, frame in {
+        "arms": study.costs(),
+        "runs": study.runs(),
+        "evaluations": study.curves(),
+    }.items():
         table = pd.read_csv(paths.tables / f"{name}.csv")
         pd.testing.assert_frame_equal(table, frame, check_dtype=False, check_exact=True)
 
@@ -92,7 +124,9 @@ def test_user_strings_are_escaped(make_study):
     assert not re.search("<script|<img", markdown)
     assert escape_markdown(NASTY) in markdown
     for block in re.findall(r"(?:^\|.*\n)+", markdown, flags=re.MULTILINE):
-        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}) == 1, block
+        assert (
+            len({len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}) == 1
+        ), block
     shown = [paths.markdown, *paths.tables.glob("*.csv")]
     assert len(shown) == 4
     for path in shown:  # what does not print is visible
@@ -110,16 +144,24 @@ def test_the_page_is_whole_by_itself_and_well_formed(written):
     text = written("wide").html.read_text()
     assert not re.findall(r'(?:src|href)="(?!#|data:)|url\(http|@import', text)
     assert "<code>ablate check steps STUDY</code> on native hardware" in text
-    assert "`" not in re.sub("<script.*", "", text.split("</style>")[1], flags=re.DOTALL)
+    assert "`" not in re.sub(
+        "<script.*", "", text.split("</style>")[1], flags=re.DOTALL
+    )
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(ids)
     for table in re.findall(r"<table.*?</table>", text, flags=re.DOTALL):
-        assert re.search(r'<caption>.*<th scope="col".*<th scope="row"', table, flags=re.DOTALL), table
+        assert re.search(
+            r'<caption>.*<th scope="col".*<th scope="row"', table, flags=re.DOTALL
+        ), table
     for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
-        ET.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+        ET.fromstring(
+            svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        )
     for color in ("#1b1f24", "#0072b2", "#d55e00"):
-        assert color not in text.split("</style>")[1].lower(), "a colour of the figures escaped the dark mode"
+        assert color not in text.split("</style>")[1].lower(), (
+            "a colour of the figures escaped the dark mode"
+        )
 
 
 STRANGE = {

@@ -56,24 +56,36 @@ def test_a_curve_comes_back_from_the_log_of_a_trainer(tmp_path, name, drawn, how
     try:
         run = read(path, name)
     except UserError:
-        assert FORMATS[name].repeats, "only a trainer that repeats evaluations leaves it open"
+        assert FORMATS[name].repeats, (
+            "only a trainer that repeats evaluations leaves it open"
+        )
     else:
         assert (by_step(run, name), run.state) == (curve, "finished")
 
 
 @pytest.mark.parametrize("name", LINES)
 @given(drawn=curves(), part=st.floats(0.3, 0.9), shift=st.integers(1, 9))
-def test_what_a_resumed_run_says_again_replaces_what_it_said(tmp_path, name, drawn, part, shift):
+def test_what_a_resumed_run_says_again_replaces_what_it_said(
+    tmp_path, name, drawn, part, shift
+):
     curve, every = drawn
     steps = [*curve]
-    until = steps[max(1, int(part * len(steps)))]  # there it ended; it went on from two evaluations before
+    until = steps[
+        max(1, int(part * len(steps)))
+    ]  # there it ended; it went on from two evaluations before
     again = {step: loss - shift / 1000 for step, loss in curve.items()}
     begin = steps[max(0, steps.index(until) - 2)]
-    first = WRITERS[name]({step: loss for step, loss in curve.items() if step <= until}, every)
-    rest = WRITERS[name]({step: loss for step, loss in again.items() if step > begin}, every, begin)
+    first = WRITERS[name](
+        {step: loss for step, loss in curve.items() if step <= until}, every
+    )
+    rest = WRITERS[name](
+        {step: loss for step, loss in again.items() if step > begin}, every, begin
+    )
     path = tmp_path / "log"
     path.write_bytes(packed([*first, f"resuming from {begin}", *rest], "plain"))
-    expected = {step: loss if step <= begin else again[step] for step, loss in curve.items()}
+    expected = {
+        step: loss if step <= begin else again[step] for step, loss in curve.items()
+    }
     try:
         run = read(path, name)
     except UserError:
@@ -99,8 +111,14 @@ def test_blanks_of_a_table_are_no_evaluations(tmp_path, drawn, blank, after):
     assert read_table(tmp_path / "log.csv", lines) == (curve, "finished", [])
 
 
-@given(drawn=curves(), bad=st.sampled_from(["nan", "inf"]), blank=st.sampled_from(["nan", ""]))
-def test_evaluations_that_end_in_no_number_are_a_divergence(tmp_path, drawn, bad, blank):
+@given(
+    drawn=curves(),
+    bad=st.sampled_from(["nan", "inf"]),
+    blank=st.sampled_from(["nan", ""]),
+)
+def test_evaluations_that_end_in_no_number_are_a_divergence(
+    tmp_path, drawn, bad, blank
+):
     curve, every = drawn
     last = max(curve)
     lines = [*write_csv(curve, every, blank)]
@@ -110,12 +128,16 @@ def test_evaluations_that_end_in_no_number_are_a_divergence(tmp_path, drawn, bad
 
 @pytest.mark.parametrize("name", LINES)
 @given(drawn=curves(), how=st.sampled_from(["plain", "crlf", "mark"]))
-def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path, make_config, name, drawn, how):
+def test_a_command_that_prints_a_log_has_the_same_evaluations(
+    tmp_path, make_config, name, drawn, how
+):
     curve, every = drawn
     path = tmp_path / "log"
     path.write_bytes(packed(WRITERS[name](curve, every), how))
     source = LogSource(preset=name)
-    config = make_config(tokens=max(curve) * 4096, seq_len=512, batch_size=8, divergence_loss=9.0)
+    config = make_config(
+        tokens=max(curve) * 4096, seq_len=512, batch_size=8, divergence_loss=9.0
+    )
     config = replace(config, trainer=Command(command=["x"], metrics=source))
     written = []
     rows = Rows(config, (), written.append, 1)
@@ -123,6 +145,8 @@ def test_a_command_that_prints_a_log_has_the_same_evaluations(tmp_path, make_con
     for line in NewText(path).new(ended=True):
         for row in reader.rows(line):
             assert rows.add(row, is_new=True) is None
-    assert {row["step"]: row["val_loss"] for row in written if row["kind"] == "eval"} == curve
+    assert {
+        row["step"]: row["val_loss"] for row in written if row["kind"] == "eval"
+    } == curve
     assert {row["tokens"] for row in written} == {row["step"] * 4096 for row in written}
     assert rows.is_complete

@@ -37,15 +37,29 @@ def imported(folder, kind, places, *words):
     """What the command says, its exit code, and by arm and seed the state and evaluations of each run."""
     arms = [f"--arm={arm}={place}" for arm, place in places.items()]
     ended = CliRunner().invoke(
-        command, [kind, *arms, "--study=s", f"--baseline={next(iter(places))}", f"--storage={folder}", *words]
+        command,
+        [
+            kind,
+            *arms,
+            "--study=s",
+            f"--baseline={next(iter(places))}",
+            f"--storage={folder}",
+            *words,
+        ],
     )
     runs = {}
     store = StudyStore(folder / "s")
     if ended.exception is None or isinstance(ended.exception, SystemExit):
         for arm in store.plan().arms:
             for run in arm.runs:
-                rows = map(json.loads, store.run(run.id).metrics_path.read_text().splitlines())
-                evals = [(row["tokens"], row["val_loss"]) for row in rows if row["kind"] == "eval"]
+                rows = map(
+                    json.loads, store.run(run.id).metrics_path.read_text().splitlines()
+                )
+                evals = [
+                    (row["tokens"], row["val_loss"])
+                    for row in rows
+                    if row["kind"] == "eval"
+                ]
                 runs[arm.name, run.seed] = store.run(run.id).status().state, evals
     return ended, runs
 
@@ -54,12 +68,16 @@ def truth(case, place):
     rows = defaultdict(list)
     with (case / "truth.csv").open() as file:
         for row in csv.DictReader(file):
-            rows[row["arm"], int(row["seed"] or 0)].append((int(row[place]), float(row["val_loss"])))
+            rows[row["arm"], int(row["seed"] or 0)].append(
+                (int(row[place]), float(row["val_loss"]))
+            )
     return rows
 
 
 @pytest.mark.parametrize(("name", "kind", "place", "words"), CASES)
-def test_a_log_is_read_as_its_truth_says(tmp_path, shared_data, name, kind, place, words):
+def test_a_log_is_read_as_its_truth_says(
+    tmp_path, shared_data, name, kind, place, words
+):
     case = shared_data / "cases" / name
     places = {arm: f"{case}/{arm}*" for arm in ARMS}
     ended, runs = imported(tmp_path, kind, places, *words)
@@ -71,10 +89,17 @@ def test_a_log_is_read_as_its_truth_says(tmp_path, shared_data, name, kind, plac
     ("name", "kind", "files", "sets"),
     [
         ("hf-two-sets", "hf", "{arm}-*", {"web": "web", "code": "code"}),
-        ("megatron-two-sets", "megatron", "run.log", {"validation-0": "validation-0", "1": "validation-1"}),
+        (
+            "megatron-two-sets",
+            "megatron",
+            "run.log",
+            {"validation-0": "validation-0", "1": "validation-1"},
+        ),
     ],
 )
-def test_of_several_evaluation_sets_one_must_be_named(tmp_path, shared_data, name, kind, files, sets):
+def test_of_several_evaluation_sets_one_must_be_named(
+    tmp_path, shared_data, name, kind, files, sets
+):
     case = shared_data / "cases" / name
     arms = ARMS if "{arm}" in files else ("run",)
     places = {arm: f"{case}/{files.format(arm=arm)}" for arm in arms}
@@ -82,10 +107,14 @@ def test_of_several_evaluation_sets_one_must_be_named(tmp_path, shared_data, nam
     assert "its evaluations are on several sets" in str(ended.exception)
     for named, of_truth in sets.items():
         _, runs = imported(tmp_path, kind, places, *STEPS, "--set", named)
-        by_arm = {f"{arm} {of_truth}" if len(arms) > 1 else of_truth: arm for arm in arms}
+        by_arm = {
+            f"{arm} {of_truth}" if len(arms) > 1 else of_truth: arm for arm in arms
+        }
         expected = truth(case, "step")
         assert {(arm, seed): evals for (arm, seed), (_, evals) in runs.items()} == {
-            (by_arm[arm], seed): evals for (arm, seed), evals in expected.items() if arm in by_arm
+            (by_arm[arm], seed): evals
+            for (arm, seed), evals in expected.items()
+            if arm in by_arm
         }
 
 
@@ -104,10 +133,17 @@ def test_a_run_whose_gradient_is_no_number_has_diverged(tmp_path, shared_data):
             STEPS,
             "its batch grows from 8 to 24 samples: give --tokens-",
         ),
-        ("stale-nemo", "nemo", (), "steps are counted: give --tokens-per-step or --tokens-per-sample"),
+        (
+            "stale-nemo",
+            "nemo",
+            (),
+            "steps are counted: give --tokens-per-step or --tokens-per-sample",
+        ),
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(tmp_path, shared_data, name, kind, words, said):
+def test_what_can_be_read_in_two_ways_is_refused(
+    tmp_path, shared_data, name, kind, words, said
+):
     places = {arm: f"{shared_data / 'cases' / name}/{arm}*" for arm in ARMS}
     ended, _ = imported(tmp_path, kind, places, *words)
     assert said in str(ended.exception)
@@ -117,6 +153,15 @@ def test_a_grouped_chart_is_refused(tmp_path, shared_data):
     chart = shared_data / "cases" / "wandb-grouped" / "chart.csv"
     ended = CliRunner().invoke(
         command,
-        ["wandb-export", str(chart), "--arm=a=*", "--study=s", "--baseline=a", f"--storage={tmp_path}"],
+        [
+            "wandb-export",
+            str(chart),
+            "--arm=a=*",
+            "--study=s",
+            "--baseline=a",
+            f"--storage={tmp_path}",
+        ],
     )
-    assert "'recipe: base' is a mean of values from 4.22439 to 4.23386" in str(ended.exception)
+    assert "'recipe: base' is a mean of values from 4.22439 to 4.23386" in str(
+        ended.exception
+    )

@@ -39,16 +39,23 @@ CSV = b"tokens,val_loss,seed,arm,run\n" + b"".join(
     for n in range(1, 4)
 )
 JSONL = b"".join(
-    b'{"tokens": %d, "val_loss": %.1f, "seed": %d, "arm": "fp4"}\n' % (n, 5 - n / 10, seed)
+    b'{"tokens": %d, "val_loss": %.1f, "seed": %d, "arm": "fp4"}\n'
+    % (n, 5 - n / 10, seed)
     for seed in (0, 1)
     for n in range(1, 5)
 )
 WANDB = b"Step,a - val_loss,a - val_loss__MIN,b - val_loss\n" + b"".join(
-    b"%d,%.1f,%.1f,%.1f\n" % (n, 5 - n / 10, 4 - n / 10, 6 - n / 10) for n in range(1, 6)
+    b"%d,%.1f,%.1f,%.1f\n" % (n, 5 - n / 10, 4 - n / 10, 6 - n / 10)
+    for n in range(1, 6)
 )
 
-TEXT = b"seed 3\n" + b"".join(b"%d tokens, loss %.1f, %d s\n" % (n, 5 - n / 10, 9 * n) for n in range(1, 6))
-PATTERNS = [r"(?P<tokens>\S+) tokens, loss (?P<val_loss>\S+), (?P<seconds>\S+)", r"seed (?P<seed>\S+)"]
+TEXT = b"seed 3\n" + b"".join(
+    b"%d tokens, loss %.1f, %d s\n" % (n, 5 - n / 10, 9 * n) for n in range(1, 6)
+)
+PATTERNS = [
+    r"(?P<tokens>\S+) tokens, loss (?P<val_loss>\S+), (?P<seconds>\S+)",
+    r"seed (?P<seed>\S+)",
+]
 
 
 def table(read):
@@ -73,7 +80,10 @@ READERS = {
         name: ("\n".join(writer(CURVE, 10)).encode(), log(preset=name, file=""))
         for name, writer in WRITERS.items()
     },
-    "mllog": (MLLOG, lambda path, faults: list(filter(None, [read_mllog(path, faults)]))),
+    "mllog": (
+        MLLOG,
+        lambda path, faults: list(filter(None, [read_mllog(path, faults)])),
+    ),
     "csv": (CSV, table(read_csv)),
     "jsonl": (JSONL, table(read_jsonl)),
     "wandb": (WANDB, table(read_wandb_chart)),
@@ -88,7 +98,9 @@ def holds(content, loss):
     return repr(loss) in text or any(float(match[1]) == abs(loss) for match in written)
 
 
-@pytest.mark.parametrize("turns", [200, pytest.param(2_000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "turns", [200, pytest.param(2_000, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("kind", READERS)
 def test_no_log_makes_a_traceback(tmp_path, kind, turns):
     content, read = READERS[kind]
@@ -104,10 +116,13 @@ def test_no_log_makes_a_traceback(tmp_path, kind, turns):
             runs = read(path, faults)
         except UserError as refused:
             faults.append(str(refused))
-        assert all(fault.startswith(str(path)) and "\n" not in fault for fault in faults)
+        assert all(
+            fault.startswith(str(path)) and "\n" not in fault for fault in faults
+        )
         for run in runs:
             assert all(
-                isinstance(tokens, int) and tokens >= 0 and math.isfinite(loss) for tokens, loss in run.evals
+                isinstance(tokens, int) and tokens >= 0 and math.isfinite(loss)
+                for tokens, loss in run.evals
             )
             if number % 10 == 0:
                 assert all(holds(hurt, loss) for _, loss in run.evals)
@@ -116,7 +131,9 @@ def test_no_log_makes_a_traceback(tmp_path, kind, turns):
             arms = {"a": runs[:1], "b": runs[-1:]} if len(runs) > 1 else {"a": runs}
             target = Target(kind="val_loss", value=3.3)
             arms, _ = tidied(arms, ())
-            store, _ = write_study(tmp_path / f"{kind}-{number}", arms, baseline="a", target=target)
+            store, _ = write_study(
+                tmp_path / f"{kind}-{number}", arms, baseline="a", target=target
+            )
             load_frames(store)
             written += 1
     assert turns / 20 < read_some <= turns

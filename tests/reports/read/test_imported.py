@@ -13,7 +13,13 @@ from ablate.base.errors import UserError
 from ablate.base.files import write_record
 from ablate.reports import write_report
 from ablate.reports.findings.analyse import analyse
-from ablate.reports.read.imported import ImportedRun, run_of_losses, tidied, with_settings, write_study
+from ablate.reports.read.imported import (
+    ImportedRun,
+    run_of_losses,
+    tidied,
+    with_settings,
+    write_study,
+)
 from ablate.reports.words.caveats import warnings
 from ablate.reports.words.tables import design_table
 from ablate.reports.words.verdict import write_verdict
@@ -33,16 +39,35 @@ def run(seed, *losses, first=1, settings=None, **other):
 def runs(text, **more):
     """Return the runs of ``SEED: LOSS LOSS; SEED: …``."""
     parts = (part.split(":") for part in text.split("; "))
-    return [run(int(seed), *map(float, losses.split()), **more) for seed, losses in parts]
+    return [
+        run(int(seed), *map(float, losses.split()), **more) for seed, losses in parts
+    ]
 
 
 @pytest.fixture
 def write(tmp_path):
-    def write(target=3.0, crossing="confirmed", baseline=None, hardware=None, constant_from=None, **arms):
-        more = {key: arms.pop(key) for key in list(arms) if key in write_study.__kwdefaults__}
+    def write(
+        target=3.0,
+        crossing="confirmed",
+        baseline=None,
+        hardware=None,
+        constant_from=None,
+        **arms,
+    ):
+        more = {
+            key: arms.pop(key)
+            for key in list(arms)
+            if key in write_study.__kwdefaults__
+        }
         target = target and Target(kind="val_loss", value=target, crossing=crossing)
         arms = with_settings(arms, hardware, constant_from)
-        return write_study(tmp_path / "s", arms, baseline=baseline or next(iter(arms)), target=target, **more)
+        return write_study(
+            tmp_path / "s",
+            arms,
+            baseline=baseline or next(iter(arms)),
+            target=target,
+            **more,
+        )
 
     return write
 
@@ -53,20 +78,35 @@ def analysed(write):
 
 
 def files(folder):
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "status.json")
+    paths = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "status.json"
+    )
     return {path: path.read_bytes() for path in paths}
 
 
 H100, B200 = ({"hardware": f"8x NVIDIA {name}"} for name in ("H100", "B200"))
 NVFP4, FP8 = (
-    {"lowest_numerical_precision_in_linear": linear, "lowest_numerical_precision_in_attn": "bf16"}
+    {
+        "lowest_numerical_precision_in_linear": linear,
+        "lowest_numerical_precision_in_attn": "bf16",
+    }
     for linear in ("nvfp4", "fp8")
 )
 
 
 def test_an_ordinary_run_store(write, analysed):
-    a = [run(None, 4, 2), run(0, 4, 4.5, state="diverged"), run(None, 4, state="interrupted"), run(2, 4, 3.5)]
-    b = [run(5, 5, 4, 2.0, settings={"batch": 32, "submission_platform": "theirs"}), run(6, 4, 2)]
+    a = [
+        run(None, 4, 2),
+        run(0, 4, 4.5, state="diverged"),
+        run(None, 4, state="interrupted"),
+        run(2, 4, 3.5),
+    ]
+    b = [
+        run(5, 5, 4, 2.0, settings={"batch": 32, "submission_platform": "theirs"}),
+        run(6, 4, 2),
+    ]
     b[1] = dataclasses.replace(b[1], settings=b[0].settings)
     analysis = analysed(a=a, b=b)
     assert [run.seed for run in analysis.plan.arms[0].runs] == [1, 0, 3, 2]
@@ -76,7 +116,9 @@ def test_an_ordinary_run_store(write, analysed):
     assert analysis.others[0].planned.differs["batch"] == (16, 32)
     assert analysis.timing.kind == "logged"
     check_words("logs of two batches", said_of(analysis))
-    assert write(a=[run(7, 4)] * 2)[1] == ["log 7: same content as log 7 (arm 'a'): counted once"]
+    assert write(a=[run(7, 4)] * 2)[1] == [
+        "log 7: same content as log 7 (arm 'a'): counted once"
+    ]
 
 
 def test_a_second_import_writes_the_same_and_forgets_what_is_gone(write, tmp_path):
@@ -89,9 +131,13 @@ def test_a_second_import_writes_the_same_and_forgets_what_is_gone(write, tmp_pat
 
 
 def test_another_study_of_that_name_is_left_alone(write, tmp_path):
-    write_record(StudyStore(tmp_path / "s").plan_path, {"format": 1, "study": "s", "arms": []})
+    write_record(
+        StudyStore(tmp_path / "s").plan_path, {"format": 1, "study": "s", "arms": []}
+    )
     before = files(tmp_path)
-    with pytest.raises(UserError, match="holds a study that was not imported: choose another --study"):
+    with pytest.raises(
+        UserError, match="holds a study that was not imported: choose another --study"
+    ):
         write(a=[run(0, 4, 2)])
     assert files(tmp_path) == before
 
@@ -122,7 +168,12 @@ def test_what_makes_no_study(write, tmp_path, made, line):
 
 
 def test_runs_that_differ_in_a_waived_setting_are_pooled(analysed):
-    assert analysed(a=[run(0, 4), run(1, 4, settings={"batch": 32})], waived=("batch",)).arms[0].n == 2
+    assert (
+        analysed(a=[run(0, 4), run(1, 4, settings={"batch": 32})], waived=("batch",))
+        .arms[0]
+        .n
+        == 2
+    )
 
 
 def test_a_diverged_run_counts_with_the_longest_of_the_study(analysed):
@@ -131,26 +182,43 @@ def test_a_diverged_run_counts_with_the_longest_of_the_study(analysed):
     base = runs(f"0: {long}; 1: {long}; 2: {long}; 3: {long}")
     gone = runs("4: 4.5; 5: 4.5", state="diverged")
     (arm,) = analysed(a=base, b=gone + runs(f"6: {long}; 7: {long}")).others
-    assert (arm.token_cost.kind, arm.token_cost.note) == ("bound", "this arm: of 4 runs 2 diverged")
+    assert (arm.token_cost.kind, arm.token_cost.note) == (
+        "bound",
+        "this arm: of 4 runs 2 diverged",
+    )
     assert arm.token_cost.low == pytest.approx(0, abs=0.01)
     assert [run.trained for run in arm.runs] == [1000, 1000, 10_000, 10_000]
 
 
 def test_precision_is_the_recipe(analysed):
-    analysis = analysed(a=[run(0, 4, 2, settings=FP8)], b=[run(1, 4, 2, settings=NVFP4)])
+    analysis = analysed(
+        a=[run(0, 4, 2, settings=FP8)], b=[run(1, 4, 2, settings=NVFP4)]
+    )
     recipes = [arm.recipe for arm in analysis.arms]
-    assert recipes == ["as logged: linear fp8, attn bf16", "as logged: linear nvfp4, attn bf16"]
-    assert "lowest_numerical_precision_in_linear: fp8 → nvfp4" in str(design_table(analysis).rows)
+    assert recipes == [
+        "as logged: linear fp8, attn bf16",
+        "as logged: linear nvfp4, attn bf16",
+    ]
+    assert "lowest_numerical_precision_in_linear: fp8 → nvfp4" in str(
+        design_table(analysis).rows
+    )
     check_words("logs of two precisions", said_of(analysis))
 
 
 def timed(seed, *losses, speed=1000.0, settings=H100):
-    return run(seed, *losses, settings=settings, throughput=((1000, speed * (1 + seed / 1000)),))
+    return run(
+        seed,
+        *losses,
+        settings=settings,
+        throughput=((1000, speed * (1 + seed / 1000)),),
+    )
 
 
 def test_speed_as_logged_on_equal_hardware(analysed):
     slow = [timed(seed, 4, 3.5, 2.5 + seed / 100) for seed in (0, 1, 2)]
-    fast = [timed(seed, 4, 3.5, 3.2, 2.5 + seed / 100, speed=2000) for seed in (3, 4, 5)]
+    fast = [
+        timed(seed, 4, 3.5, 3.2, 2.5 + seed / 100, speed=2000) for seed in (3, 4, 5)
+    ]
     analysis = analysed(a=slow, b=fast)
     (arm,) = analysis.others
     assert arm.measured.timed == "as logged"
@@ -158,7 +226,9 @@ def test_speed_as_logged_on_equal_hardware(analysed):
         name: [dataclasses.replace(run, settings={}) for run in runs]
         for name, runs in {"a": slow, "b": fast}.items()
     }
-    assert analysed(**bare, hardware="8x NVIDIA H100").others[0].measured == arm.measured
+    assert (
+        analysed(**bare, hardware="8x NVIDIA H100").others[0].measured == arm.measured
+    )
     check_words("logs with times", said_of(analysis))
     # 8 devices: the hours are of all of them together.
     hours = [8 * run.tokens_to_target / run.tokens_per_sec / 3600 for run in arm.runs]
@@ -169,42 +239,81 @@ def test_speed_as_logged_on_equal_hardware(analysed):
     ("base", "arm", "hardware", "why"),
     [
         (H100, B200, None, "b was trained on 8x NVIDIA B200, a on 8x NVIDIA H100"),
-        (H100, {"hardware": "16x NVIDIA H100"}, None, "b was trained on 16x NVIDIA H100, a on 8x NVIDIA H10"),
-        ({}, B200, None, "the logs of a do not tell one kind and number of devices (`ablate import --hardwa"),
+        (
+            H100,
+            {"hardware": "16x NVIDIA H100"},
+            None,
+            "b was trained on 16x NVIDIA H100, a on 8x NVIDIA H10",
+        ),
+        (
+            {},
+            B200,
+            None,
+            "the logs of a do not tell one kind and number of devices (`ablate import --hardwa",
+        ),
         (H100, {}, None, "the logs of b do not tell one kind and number of devices"),
         ({}, {}, "8x NVIDIA H100", "the logs tell no time to set b beside it"),
     ],
 )
-def test_no_speed_where_the_logs_do_not_say_equal_hardware(analysed, base, arm, hardware, why):
+def test_no_speed_where_the_logs_do_not_say_equal_hardware(
+    analysed, base, arm, hardware, why
+):
     made = run(1, 4, 2, settings=arm) if hardware else timed(1, 4, 2, settings=arm)
     analysis = analysed(a=[timed(0, 4, 2, settings=base)], b=[made], hardware=hardware)
-    assert [arm.n for arm in analysis.arms] == [1, 1]  # tokens are compared all the same
+    assert [arm.n for arm in analysis.arms] == [
+        1,
+        1,
+    ]  # tokens are compared all the same
     assert analysis.others[0].measured is None
-    assert f"no claim on speed is made: {why}" in " ".join(write_verdict(analysis).sentences)
+    assert f"no claim on speed is made: {why}" in " ".join(
+        write_verdict(analysis).sentences
+    )
 
 
 def report_texts(report):
-    files = (path for path in report.html.parent.rglob("*") if path.is_file() and path.suffix != ".png")
+    files = (
+        path
+        for path in report.html.parent.rglob("*")
+        if path.is_file() and path.suffix != ".png"
+    )
     return {path.name: path.read_text() for path in files}
 
 
 def test_losses_in_another_unit_are_named_by_it_everywhere(write, tmp_path):
     def twice(text):
         return [
-            dataclasses.replace(run, in_bf16={tokens: 0.99 * loss for tokens, loss in run.evals})
+            dataclasses.replace(
+                run, in_bf16={tokens: 0.99 * loss for tokens, loss in run.evals}
+            )
             for run in runs(text)
         ]
 
-    arms = {"a": twice("0: 1.2 1.0 0.8; 1: 1.2 1.0 0.81"), "b": twice("2: 1.3 1.1 0.9; 3: 1.3 1.1 0.92")}
+    arms = {
+        "a": twice("0: 1.2 1.0 0.8; 1: 1.2 1.0 0.81"),
+        "b": twice("2: 1.3 1.1 0.9; 3: 1.3 1.1 0.92"),
+    }
     store, _ = write(0.95, loss_unit="bits-per-byte", **arms)
     plan = store.plan()
     margin = Margin(kind="loss", value=0.1)
-    store.write_plan(dataclasses.replace(plan, target=dataclasses.replace(plan.target, within=margin)))
+    store.write_plan(
+        dataclasses.replace(
+            plan, target=dataclasses.replace(plan.target, within=margin)
+        )
+    )
     report = write_report(store)
     texts = report_texts(report)
-    assert [name for name, text in texts.items() if re.search(r"nats|perplexity", text)] == []
+    assert [
+        name for name, text in texts.items() if re.search(r"nats|perplexity", text)
+    ] == []
     assert {name for name, text in texts.items() if "bits/byte" in text} == {
-        *("report.html", "report.md", "report.json", "arms.tex", "evaluation.tex", "runs.tex"),
+        *(
+            "report.html",
+            "report.md",
+            "report.json",
+            "arms.tex",
+            "evaluation.tex",
+            "runs.tex",
+        ),
         *("convergence.svg", "difference.svg", "sweep.svg"),
     }
     assert json.loads(texts["report.json"])["loss_unit"] == "bits/byte"
@@ -218,25 +327,39 @@ def test_a_perplexity_is_a_target_of_losses_in_nats_per_token_alone(tmp_path):
     target = Target(kind="perplexity", value=20.0)
     named = {"arms": {"a": runs("0: 4 2")}, "baseline": "a", "target": target}
     with pytest.raises(
-        UserError, match=r"these losses are in log10 per token \(write --target val_loss=NUMBER\)"
+        UserError,
+        match=r"these losses are in log10 per token \(write --target val_loss=NUMBER\)",
     ):
         write_study(tmp_path / "s", loss_unit="log10", **named)
     assert not (tmp_path / "s").exists()
-    assert write_study(tmp_path / "s", loss_unit="perplexity", **named)[0].plan().loss_unit == "nats"
+    assert (
+        write_study(tmp_path / "s", loss_unit="perplexity", **named)[0].plan().loss_unit
+        == "nats"
+    )
 
 
 def test_final_losses_alone(write):
     a, b, c = (
         [dataclasses.replace(run, evals=((0, run.evals[0][1]),)) for run in runs(text)]
-        for text in ("0: 3; 1: 3.01; 2: 3.02", "3: 3.1; 4: 3.12; 5: 3.11", "6: 3.01; 7: 3.001; 8: 3.03")
+        for text in (
+            "0: 3; 1: 3.01; 2: 3.02",
+            "3: 3.1; 4: 3.12; 5: 3.11",
+            "6: 3.01; 7: 3.001; 8: 3.03",
+        )
     )
-    store, _ = write(None, a=a, b=b, c=c, d=[run(9, 3, first=0), run(10, state="diverged")])
+    store, _ = write(
+        None, a=a, b=b, c=c, d=[run(9, 3, first=0), run(10, state="diverged")]
+    )
     report = write_report(store)
     check_words("logs of final losses", report.verdict.sentences)
     page = report.markdown.read_text()
-    assert not re.search("token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE)
+    assert not re.search(
+        "token cost|budget|break-even|tokens to target|ablate run", page, re.IGNORECASE
+    )
     assert json.loads(report.json.read_text())["target"] is None
-    with pytest.raises(UserError, match="--target: study 's' has no curves to read it on"):
+    with pytest.raises(
+        UserError, match="--target: study 's' has no curves to read it on"
+    ):
         write_report(store, target=3.0)
 
 
@@ -253,16 +376,26 @@ def test_curves_without_a_target(write, tmp_path):
 
 def stretched(seed, by, last):
     """Return a log whose curve is stretched to its budget of ``last`` thousand tokens."""
-    losses = {1000 * t: float(5 - 0.6 * np.log(t / by) + 0.001 * seed) for t in range(50, last + 1, 50)}
+    losses = {
+        1000 * t: float(5 - 0.6 * np.log(t / by) + 0.001 * seed)
+        for t in range(50, last + 1, 50)
+    }
     return run_of_losses(losses, [seed], source=str(seed), seed=seed)
 
 
 def test_a_rate_that_is_said_to_be_constant_lets_crossings_be_read_off_a_fit(analysed):
-    arms = {"a": [stretched(seed, 1.0, 1000) for seed in (0, 1)], "b": [stretched(2, 1.2, 1000)]}
+    arms = {
+        "a": [stretched(seed, 1.0, 1000) for seed in (0, 1)],
+        "b": [stretched(2, 1.2, 1000)],
+    }
     for constant_from, fitted in ((None, False), (60_000, True), (900_000, False)):
         analysis = analysed(1.2, **arms, constant_from=constant_from)
-        assert {run.fitted is not None for arm in analysis.arms for run in arm.runs} == {fitted}
-        is_unknown = any("schedule is not known" in text for text in warnings(analysis, ()))
+        assert {
+            run.fitted is not None for arm in analysis.arms for run in arm.runs
+        } == {fitted}
+        is_unknown = any(
+            "schedule is not known" in text for text in warnings(analysis, ())
+        )
         assert is_unknown == (constant_from is None)
 
 
@@ -287,10 +420,14 @@ def test_a_run_at_the_target_before_it_began_is_a_bound_and_no_error(write, cros
 def pieces(text):
     """Return runs of ``FILE RUN SEED TOKENS: LOSS LOSS; …``: 10 tokens from one evaluation to the next."""
     for part in text.split("; "):
-        (name, named, seed, start), losses = (words.split() for words in part.split(":"))
+        (name, named, seed, start), losses = (
+            words.split() for words in part.split(":")
+        )
         evals = {int(start) + 10 * n: float(loss) for n, loss in enumerate(losses)}
         seed = yaml.safe_load(seed.replace("-", "null"))
-        yield run_of_losses(evals, [name], source=name, seed=seed, piece=(named.strip("-"), seed))
+        yield run_of_losses(
+            evals, [name], source=name, seed=seed, piece=(named.strip("-"), seed)
+        )
 
 
 WHOLE = "a - - 0: 5 4.9 4.8; b - -"
@@ -304,7 +441,11 @@ WHOLE = "a - - 0: 5 4.9 4.8; b - -"
             (),
             r"^a and b \(arm 'arm'\) are of one run by their name or",
         ),
-        ("b r - 30: 4.7 4.6; a r - 0: 5 4.9 4.8", (), "put a run that was resumed into one file"),
+        (
+            "b r - 30: 4.7 4.6; a r - 0: 5 4.9 4.8",
+            (),
+            "put a run that was resumed into one file",
+        ),
         (
             f"{WHOLE} 30: 4.7 4.6",
             (),
@@ -325,6 +466,11 @@ def test_a_run_lies_in_one_file(text, waived, said):
 
 
 def test_seeds_that_are_text_are_numbered_and_arms_that_differ_in_case_are_named():
-    arms, lines = tidied({"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "A": [*pieces("c - 0 0: 9")]}, ())
+    arms, lines = tidied(
+        {"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "A": [*pieces("c - 0 0: 9")]}, ()
+    )
     assert [run.seed for run in arms["a"]] == [2, 1]
-    assert lines == ["arms a and A differ in case alone: taken as several", "seeds 's0' = 1, 's1' = 2"]
+    assert lines == [
+        "arms a and A differ in case alone: taken as several",
+        "seeds 's0' = 1, 's1' = 2",
+    ]

@@ -26,7 +26,9 @@ def read(tmp_path, words, **options):
     path = tmp_path / "result_0.txt"
     faults = []
     path.write_text("some text before\n" + "\n".join(mllog(words)) + "\n")
-    return read_mllog(path, faults, **options), [fault.removeprefix(str(path)) for fault in faults]
+    return read_mllog(path, faults, **options), [
+        fault.removeprefix(str(path)) for fault in faults
+    ]
 
 
 @pytest.mark.parametrize("case", cases(Path(__file__).with_name("mllog.txt")))
@@ -43,7 +45,11 @@ def test_what_is_read_and_what_is_named(tmp_path, case):
 
 
 def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
-    parts = ("in_linear=", "linear=mxfp4", "in_attn=bfloat16")  # the first is empty, as in templates
+    parts = (
+        "in_linear=",
+        "linear=mxfp4",
+        "in_attn=bfloat16",
+    )  # the first is empty, as in templates
     older = " ".join(f"lowest_numerical_precision_{part}" for part in parts)
     run, _ = read(tmp_path, f"{HEAD} {older} {EVALS} {STOP}", tokens_per_sample=20)
     assert run.evals[-1] == (4000, 3.0)
@@ -52,7 +58,10 @@ def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
         "global_batch_size": 16, "max_sequence_length": 10, "lowest_numerical_precision_in_linear": "mxfp4",
         "lowest_numerical_precision_in_attn": "bfloat16",
     }  # fmt: skip
-    run, _ = read(tmp_path, f"submission_platform=8xSUBMISSION_PLATFORM_PLACEHOLDER {HEAD} {EVALS}")
+    run, _ = read(
+        tmp_path,
+        f"submission_platform=8xSUBMISSION_PLATFORM_PLACEHOLDER {HEAD} {EVALS}",
+    )
     assert "submission_platform" not in run.settings, "a template that nobody filled in"
 
 
@@ -60,21 +69,43 @@ def test_ranks_prefixes_and_what_is_no_record(tmp_path):
     path = tmp_path / "result_0.txt"
     faults = []
     lines = [f"{rank}: {line}" for line in mllog(HEAD + EVALS) for rank in range(8)]
-    lines += ['+ echo \':::SYSJSON {"not": "a record"}\'', ':::MLLOG ["run_stop"]', lines[-1][:-20]]
+    lines += [
+        '+ echo \':::SYSJSON {"not": "a record"}\'',
+        ':::MLLOG ["run_stop"]',
+        lines[-1][:-20],
+    ]
     path.write_text("\n".join([*lines, mllog(STOP)[0][:-10]]))
     assert len(read_mllog(path, faults).evals) == 3
-    assert [fault.removeprefix(f"{path}:")[:3] for fault in faults[:-1]] == ["58:", "59:", "60:"]
+    assert [fault.removeprefix(f"{path}:")[:3] for fault in faults[:-1]] == [
+        "58:",
+        "59:",
+        "60:",
+    ]
     assert faults[2].endswith("cut off in the middle")
 
 
-SYSTEM = {"number_of_nodes": "2", "accelerators_per_node": "4", "accelerator_model_name": "NVIDIA  GB300"}
+SYSTEM = {
+    "number_of_nodes": "2",
+    "accelerators_per_node": "4",
+    "accelerator_model_name": "NVIDIA  GB300",
+}
 
 
 @pytest.mark.parametrize(
-    "system", [SYSTEM, [], {}, SYSTEM | {"number_of_nodes": ""}, SYSTEM | {"number_of_nodes": "0"}]
+    "system",
+    [
+        SYSTEM,
+        [],
+        {},
+        SYSTEM | {"number_of_nodes": ""},
+        SYSTEM | {"number_of_nodes": "0"},
+    ],
 )
 def test_the_description_of_the_system_tells_the_hardware(tmp_path, system):
-    folder, described = (tmp_path / "Org" / name for name in ("results/sys/llama31_8b", "systems/sys.json"))
+    folder, described = (
+        tmp_path / "Org" / name
+        for name in ("results/sys/llama31_8b", "systems/sys.json")
+    )
     for made in (folder, described.parent):
         made.mkdir(parents=True)
     described.write_text(json.dumps(system))
@@ -83,7 +114,10 @@ def test_the_description_of_the_system_tells_the_hardware(tmp_path, system):
     if system == SYSTEM:
         assert faults == []
         assert run.settings["hardware"] == "8x NVIDIA GB300"
-        assert ("submission_platform" in run.settings, run.environment["platform"]) == (False, "2xGB200")
+        assert ("submission_platform" in run.settings, run.environment["platform"]) == (
+            False,
+            "2xGB200",
+        )
     else:
         assert "hardware" not in run.settings
         (fault,) = faults
@@ -95,13 +129,17 @@ def by_hand(folder):
     crossings = []
     for path in sorted(folder.glob("result_*.txt")):
         points = {}
-        for match in re.finditer(r':::MLLOG (\{.*"eval_accuracy".*\})', path.read_text(errors="replace")):
+        for match in re.finditer(
+            r':::MLLOG (\{.*"eval_accuracy".*\})', path.read_text(errors="replace")
+        ):
             content = json.loads(match[1])
             points[content["metadata"]["samples_count"]] = content["value"]
         samples, loss = np.array(sorted(points.items())).T
         i = int(np.argmax(loss <= 3.3))
         share = (loss[i - 1] - 3.3) / (loss[i - 1] - loss[i])
-        crossings.append((1 - share) * np.log(samples[i - 1]) + share * np.log(samples[i]))
+        crossings.append(
+            (1 - share) * np.log(samples[i - 1]) + share * np.log(samples[i])
+        )
     return np.array(crossings)
 
 
@@ -114,11 +152,18 @@ def nvfp4_against_fp8(tmp_path, shared_data):
     }
     arms = {}
     for name, folder in folders.items():
-        arms[name] = [read_mllog(path, faults := []) for path in sorted(folder.glob("result_*.txt"))]
+        arms[name] = [
+            read_mllog(path, faults := [])
+            for path in sorted(folder.glob("result_*.txt"))
+        ]
         assert faults == []
     target = Target(kind="val_loss", value=3.3)
     store, faults = write_study(
-        tmp_path / "s", arms, baseline="FP8", target=target, waived=("submission_platform",)
+        tmp_path / "s",
+        arms,
+        baseline="FP8",
+        target=target,
+        waived=("submission_platform",),
     )
     assert faults == []
     return store, folders
@@ -141,4 +186,8 @@ def test_nvfp4_against_fp8_on_the_real_logs(nvfp4_against_fp8):
     )
     # Published from 110 and 30 runs of the same systems: +9.0 % ± 0.6.
     assert cost.low < 0.09 < cost.high
-    assert all(run.tokens_per_sec and run.tokens_per_sec > 1e5 for arm in analysis.arms for run in arm.runs)
+    assert all(
+        run.tokens_per_sec and run.tokens_per_sec > 1e5
+        for arm in analysis.arms
+        for run in arm.runs
+    )

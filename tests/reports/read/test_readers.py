@@ -33,7 +33,9 @@ def runs_in(kind, path, faults, columns="", more=(), **reading):
     reading = Reading(names=names, **reading)
     if kind in READERS:
         return runs_of_table(path, READERS[kind](path, faults, *more), faults, reading)
-    source = {"patterns": list(more)} if kind == "text" else {"preset": kind, "file": ""}
+    source = (
+        {"patterns": list(more)} if kind == "text" else {"preset": kind, "file": ""}
+    )
     return runs_of_log(path, LogSource(**source, set=reading.set_name), faults, reading)
 
 
@@ -56,7 +58,9 @@ def test_what_is_read_and_what_is_not(tmp_path, case):
     try:
         runs = runs_in(kind, path, faults, **json.loads(options))
         lines = [
-            f"{arm}: {told(run)}" if arm else told(run) for arm, of_arm in runs.items() for run in of_arm
+            f"{arm}: {told(run)}" if arm else told(run)
+            for arm, of_arm in runs.items()
+            for run in of_arm
         ]
     except UserError as refused:
         lines = [str(refused)]
@@ -70,7 +74,9 @@ def test_files_that_end_at_the_same_loss_are_several_runs(tmp_path):
     assert len({runs_in("csv", path, [])[None][0].id for path in paths}) == 2
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+sr", "-1", "@x", "\tx", "'=x", "plain", "a=b", ""])
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "+sr", "-1", "@x", "\tx", "'=x", "plain", "a=b", ""]
+)
 def test_no_text_of_ours_is_a_formula_and_all_are_read_back(tmp_path, name):
     path = tmp_path / "a.csv"
     path.write_text(csv_text(pd.DataFrame({"arm": [name], "tokens": [-1.5]})))
@@ -103,7 +109,10 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     pattern = "step:(?P<step>.*)/9 val_loss:(?P<val_loss>...)"
     tracemalloc.start()
     assert len(runs_in("jsonl", rows, [])[None][0].evals) == 100
-    assert len(runs_in("text", hole, [], stages=((0, 1),), more=[pattern])[None][0].evals) == 2
+    assert (
+        len(runs_in("text", hole, [], stages=((0, 1),), more=[pattern])[None][0].evals)
+        == 2
+    )
     assert tracemalloc.get_traced_memory()[1] < 1 << 23 < rows.stat().st_size
     tracemalloc.stop()
 
@@ -117,20 +126,33 @@ def test_runs_of_an_mlflow_server(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(tracking_uri=uri)
     experiment = client.create_experiment("theirs")
-    for recipe, seed, losses in (("fp8", 3, (4, 3)), ("fp8", 4, (4, 2)), ("fp4", 3, (5, float("nan")))):
+    for recipe, seed, losses in (
+        ("fp8", 3, (4, 3)),
+        ("fp8", 4, (4, 2)),
+        ("fp4", 3, (5, float("nan"))),
+    ):
         run = client.create_run(experiment, tags={"recipe": recipe}).info.run_id
         client.log_param(run, "seed", seed)
         for step, loss in enumerate(losses, 1):
             client.log_metric(run, "eval/loss", loss, step=step)
         client.set_terminated(run)
     client.create_run(experiment, tags={"recipe": "fp4"}, run_name="empty")
-    read = partial(read_mlflow, uri, metric="eval/loss", stages=dict.fromkeys(("a", *ARMS), ((0, 100),)))
+    read = partial(
+        read_mlflow,
+        uri,
+        metric="eval/loss",
+        stages=dict.fromkeys(("a", *ARMS), ((0, 100),)),
+    )
     arms = read("theirs", faults := [], arms=ARMS)
     assert {arm: sorted(map(told, of_arm)) for arm, of_arm in arms.items()} == {
         "FP8": ["3  100:4 200:3", "4  100:4 200:2"], "FP4": ["3 diverged 100:5"],
     }  # fmt: skip
-    assert ["run 'empty'" in fault and "no metric 'eval/loss'" in fault for fault in faults] == [True]
-    with pytest.raises(UserError, match=r"no experiment 'ours' at sqlite:.*there are: Default, theirs"):
+    assert [
+        "run 'empty'" in fault and "no metric 'eval/loss'" in fault for fault in faults
+    ] == [True]
+    with pytest.raises(
+        UserError, match=r"no experiment 'ours' at sqlite:.*there are: Default, theirs"
+    ):
         read("ours", faults, arms=ARMS)
     with pytest.raises(UserError, match=r"^MLflow at sqlite:.*$"):
         read("theirs", faults, arms={"a": ["recipe is fp8"]})

@@ -52,13 +52,20 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
         "mended": gemms | {"recipe.stabiliser": ("none", "dht")},
     }
     arms = tuple(
-        replace(arm, differs=differs[arm.name], again=arm.name == "mended") for arm in frames.plan.arms
+        replace(arm, differs=differs[arm.name], again=arm.name == "mended")
+        for arm in frames.plan.arms
     )
     read = read_against(with_plan(frames, arms=arms), baseline="all").plan.arms
     assert {arm.name: arm.differs for arm in read} == {
-        "bf16": {"recipe.gemms": (["fprop"], []), "training.learning_rate": (2e-3, 1e-3)},
+        "bf16": {
+            "recipe.gemms": (["fprop"], []),
+            "training.learning_rate": (2e-3, 1e-3),
+        },
         "all": {},
-        "mended": {"training.learning_rate": (2e-3, 1e-3), "recipe.stabiliser": ("none", "dht")},
+        "mended": {
+            "training.learning_rate": (2e-3, 1e-3),
+            "recipe.stabiliser": ("none", "dht"),
+        },
     }
     assert not any(arm.again for arm in read)
 
@@ -66,10 +73,22 @@ def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
 @pytest.mark.parametrize(
     ("options", "plan", "line"),
     [
-        ({"baseline": "al"}, {}, "--baseline: no arm 'al' in study 'synthetic' (arms: all, bf16, mended)"),
+        (
+            {"baseline": "al"},
+            {},
+            "--baseline: no arm 'al' in study 'synthetic' (arms: all, bf16, mended)",
+        ),
         ({"target": -1.0}, {}, "--target: -1 is no val_loss (expected above 0)"),
-        ({"target": float("nan")}, {}, "--target: nan is no val_loss (expected above 0)"),
-        ({"baseline": "all"}, {"stop": StopRule(diverged=2)}, "has 'stop', which chose its runs"),
+        (
+            {"target": float("nan")},
+            {},
+            "--target: nan is no val_loss (expected above 0)",
+        ),
+        (
+            {"baseline": "all"},
+            {"stop": StopRule(diverged=2)},
+            "has 'stop', which chose its runs",
+        ),
         ({"target": 2.0}, {"tuning": TUNING}, "has 'tune', which chose its runs"),
         (
             {"target": Target(kind="perplexity", value=9.0)},
@@ -91,9 +110,13 @@ def test_the_target_that_the_baseline_reaches_after_so_many_tokens(frames, make_
     perplexity = with_plan(frames, target=Target(kind="perplexity", value=20.0))
     assert target_after(perplexity, 20) == pytest.approx(math.exp(2.1), abs=5e-4)
     for outside in (11, 29):
-        with pytest.raises(UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"):
+        with pytest.raises(
+            UserError, match=f"--after: {outside} tokens is outside .*from 12 to 28"
+        ):
             target_after(frames, outside)
-    first, run = next((run_id, run) for run_id, run in frames.runs.items() if run.arm == "bf16")
+    first, run = next(
+        (run_id, run) for run_id, run in frames.runs.items() if run.arm == "bf16"
+    )
     diverged = {first: run._replace(status=replace(run.status, state="diverged"))}
     assert (
         target_after(replace(frames, runs=frames.runs | diverged), 20) == 2.2

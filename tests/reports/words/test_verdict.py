@@ -24,7 +24,9 @@ def curves(costs, seeds, noise=0.01):
     rng = np.random.default_rng(7)
     spreads = noise if isinstance(noise, dict) else dict.fromkeys(costs, noise)
     return {
-        name: [smooth_curve(rng, cost=cost, seed_noise=spreads[name]) for _ in range(seeds)]
+        name: [
+            smooth_curve(rng, cost=cost, seed_noise=spreads[name]) for _ in range(seeds)
+        ]
         for name, cost in costs.items()
     }
 
@@ -32,7 +34,9 @@ def curves(costs, seeds, noise=0.01):
 TARGET = {"value": 2.14}
 LOW = {"value": 2.0}
 WITHIN = TARGET | {"within": {"kind": "cost", "value": 0.05}}
-SPREAD_CURVES = curves({"bf16": 0, "fp4": 0.2, "fp8": 0.1}, 5, {"bf16": 0.08, "fp4": 0.01, "fp8": 0.01})
+SPREAD_CURVES = curves(
+    {"bf16": 0, "fp4": 0.2, "fp8": 0.1}, 5, {"bf16": 0.08, "fp4": 0.01, "fp8": 0.01}
+)
 BUDGET = {"target": LOW, "training": {"tokens": 400}}
 LATE = lines("a: 3 2.5 1.8 1.7, 3 2.4 1.8 1.7; b: 3 2.9 2.8 1.99, 3 2.8 2.7 1.9")
 HIT = "3 2.5 1.8 1.7, 3 2.45 1.8 1.7"
@@ -42,13 +46,41 @@ FALLING = [
     [(tokens, 4 * (1 + tokens * pace / 20) ** -0.4) for tokens in range(50, 1501, 50)]
     for pace in (1.0, 1.03, 0.98, 1.04)
 ]
-TWO, THREE = ({name: 0.1 * i for i, name in enumerate(names)} for names in ("ab", "abc"))
-COSTS = {"bf16": 0.0, "fp8": 0.0, "F": 0.01, "all": 0.3, "all SR": 0.3, "all DHT": 0.03, "F DHT": 0.0}
-SHARES = {"bf16": 0.0, "fp8": 0.0, "F": 0.25, "all": 0.75, "all SR": 0.75, "all DHT": 0.75, "F DHT": 0.25}
-GEMMS = {"bf16": (), "F": ("fprop",), "FD": ("fprop", "dgrad"), "FDW": ("fprop", "dgrad", "wgrad")}
-STEPS = {"target": TARGET, "resolved": {name: resolved_recipe(*gemms) for name, gemms in GEMMS.items()}}
+TWO, THREE = (
+    {name: 0.1 * i for i, name in enumerate(names)} for names in ("ab", "abc")
+)
+COSTS = {
+    "bf16": 0.0,
+    "fp8": 0.0,
+    "F": 0.01,
+    "all": 0.3,
+    "all SR": 0.3,
+    "all DHT": 0.03,
+    "F DHT": 0.0,
+}
+SHARES = {
+    "bf16": 0.0,
+    "fp8": 0.0,
+    "F": 0.25,
+    "all": 0.75,
+    "all SR": 0.75,
+    "all DHT": 0.75,
+    "F DHT": 0.25,
+}
+GEMMS = {
+    "bf16": (),
+    "F": ("fprop",),
+    "FD": ("fprop", "dgrad"),
+    "FDW": ("fprop", "dgrad", "wgrad"),
+}
+STEPS = {
+    "target": TARGET,
+    "resolved": {name: resolved_recipe(*gemms) for name, gemms in GEMMS.items()},
+}
 MATRIX = {"bf16": resolved_recipe()} | {
-    f"{gemm} {size}": resolved_recipe(gemm, hadamard=size) for gemm in ("fprop", "wgrad") for size in (0, 16)
+    f"{gemm} {size}": resolved_recipe(gemm, hadamard=size)
+    for gemm in ("fprop", "wgrad")
+    for size in (0, 16)
 }
 MATRIX |= {"fp8": resolved_recipe(rest="fp8_e4m3")}
 CASES = {
@@ -117,14 +149,20 @@ CASES = {
 CASES["forks"] = (
     {
         "bf16": FALLING,
-        "fp4": [[(tokens, loss + 0.02 * (tokens > 250)) for tokens, loss in run] for run in FALLING],
+        "fp4": [
+            [(tokens, loss + 0.02 * (tokens > 250)) for tokens, loss in run]
+            for run in FALLING
+        ],
     },
     {"target": {"value": 1.1}, "forks": {"fp4": ("bf16", 250)}},
 )
 CASES["learnt or inferred"] = (
     {
         "bf16": [[(tokens, loss, loss) for tokens, loss in run] for run in FALLING],
-        "fp4": [[(tokens, loss + 0.05, loss + 0.03) for tokens, loss in run] for run in FALLING],
+        "fp4": [
+            [(tokens, loss + 0.05, loss + 0.03) for tokens, loss in run]
+            for run in FALLING
+        ],
     },
     {"target": {"value": 1.1}, "training": {"evaluate_in": "both"}},
 )
@@ -157,18 +195,32 @@ def test_what_is_said(make_study, name):
 def test_arms_that_no_line_of_the_log_had_to_prove_are_named(make_study):
     analysis = analyse(load_frames(make_study(lines("a: 3 1.9; b: 3 2; c: 3 2"))))
     trainer = Command(command=["x"], metrics=LogSource(preset="megatron"))
-    trainers = {"a": trainer, "b": trainer, "c": replace(trainer, expect=["NVFP4 kernel"])}
+    trainers = {
+        "a": trainer,
+        "b": trainer,
+        "c": replace(trainer, expect=["NVFP4 kernel"]),
+    }
     arms = []
     for arm in analysis.arms:
         recipe = read_recipe("bf16" if arm.name == "a" else "mxfp4")
-        arms.append(replace(arm, config=replace(whole_config(recipe), trainer=trainers[arm.name])))
+        arms.append(
+            replace(
+                arm, config=replace(whole_config(recipe), trainer=trainers[arm.name])
+            )
+        )
     text = "\n".join(warnings(replace(analysis, arms=tuple(arms)), ()))
     assert text.count("nothing in the log of b had to show that low precision ran") == 1
 
 
 def test_the_matrix_says_what_no_sentence_repeats_on_the_terminal(make_study):
-    store = make_study({name: [line(3, 2.9)] for name in MATRIX}, resolved=MATRIX, target=LOW)
-    shown = CliRunner().invoke(cli, ["report", str(store.path)], catch_exceptions=False).output
+    store = make_study(
+        {name: [line(3, 2.9)] for name in MATRIX}, resolved=MATRIX, target=LOW
+    )
+    shown = (
+        CliRunner()
+        .invoke(cli, ["report", str(store.path)], catch_exceptions=False)
+        .output
+    )
     assert "\nFprop         cannot be judged  cannot be judged\nWgrad " in shown
     assert "No token cost can be given for fp8" in shown
     assert "for fprop 16" not in shown, "the matrix says it"

@@ -15,7 +15,14 @@ from ablate.backends.packed import packed_by_torch
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, QUICK, awkward, label, policies_of
-from ablate.backends.testing.suite import KEY, both, checks, difference, quantised_bits, same_bits
+from ablate.backends.testing.suite import (
+    KEY,
+    both,
+    checks,
+    difference,
+    quantised_bits,
+    same_bits,
+)
 from ablate.backends.triton import launch, policies
 from ablate.check import Setup, training
 from ablate.numerics import round_operand
@@ -24,7 +31,9 @@ from tests.backends.near_ties import near_ties
 from tests.numerics.strategies import normal
 
 BACKEND = load_backend("triton")
-COPIED = MXFP4, FULL, MXFP8, NVFP4 = policies_of("mxfp4\nmxfp4 stochastic 0.75 H16 step\nmxfp8\nnvfp4")
+COPIED = MXFP4, FULL, MXFP8, NVFP4 = policies_of(
+    "mxfp4\nmxfp4 stochastic 0.75 H16 step\nmxfp8\nnvfp4"
+)
 # What the suite leaves out.
 MORE = policies_of("""
 mxfp4 nearest_away
@@ -108,7 +117,11 @@ def test_dequantised_values(policy, axis):
 
 @pytest.mark.parametrize(
     "policy",
-    [policy for policy in MORE if policy.scale.startswith("four_six") and policy.block == "1x16"],
+    [
+        policy
+        for policy in MORE
+        if policy.scale.startswith("four_six") and policy.block == "1x16"
+    ],
     ids=label,
 )
 @pytest.mark.parametrize("axis", [0, 1])
@@ -138,7 +151,9 @@ def test_what_fp32_or_bf16_does_not_hold(text, factor):
 
 
 @pytest.mark.parametrize(
-    "policy", [policy for policy in CLAIMED if policy.format in ("mxfp4", "mxfp8", "nvfp4")], ids=label
+    "policy",
+    [policy for policy in CLAIMED if policy.format in ("mxfp4", "mxfp8", "nvfp4")],
+    ids=label,
 )
 def test_codes_and_scale_bytes(policy):
     x = awkward_values(policy, torch.bfloat16)
@@ -154,7 +169,8 @@ def test_codes_and_scale_bytes(policy):
 
 
 @pytest.mark.parametrize(
-    "text", ["fp8_e4m3", "nvfp4 H16 fixed", "nvfp4 stochastic 16/17", "nvfp4 ms_eden H16"]
+    "text",
+    ["fp8_e4m3", "nvfp4 H16 fixed", "nvfp4 stochastic 16/17", "nvfp4 ms_eden H16"],
 )
 @pytest.mark.parametrize("shape", [(32, 64), (0, 64), (700, 1536)])
 def test_a_tensors_largest_magnitude(text, shape):
@@ -166,7 +182,11 @@ def test_a_tensors_largest_magnitude(text, shape):
     for value in (torch.nan, torch.inf):
         if x.numel():
             x[-1, -1] = value
-            assert launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1][:2].isnan().all()
+            assert (
+                launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1][:2]
+                .isnan()
+                .all()
+            )
 
 
 def test_delayed_scales_take_the_amax_they_are_given():
@@ -177,17 +197,23 @@ def test_delayed_scales_take_the_amax_they_are_given():
         assert difference(actual, round_operand(x, policy, axis=1, amax=2.0)) is None
 
 
-@pytest.mark.parametrize("text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"])
+@pytest.mark.parametrize(
+    "text", ["mxfp4 stochastic 0.75 H16 call permute", "mxfp4 stochastic H32 layer"]
+)
 def test_step_and_call_are_read_from_the_position(text):
     (policy,) = policies_of(text)
     x = normal(64, 64)
     other = dataclasses.replace(KEY, step=2**40 + 7, call=1)
     draw = Draw(policy=policy, key=KEY, position=torch.tensor([other.step, other.call]))
-    assert difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other)) is None
+    assert (
+        difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["mxfp4", "mxfp4 stochastic 0.75 H16 step permute", "fp8_e4m3", "nvfp4 H16 fixed"]
+    "text",
+    ["mxfp4", "mxfp4 stochastic 0.75 H16 step permute", "fp8_e4m3", "nvfp4 H16 fixed"],
 )
 def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
     (policy,) = policies_of(text)
@@ -202,7 +228,9 @@ def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
     draw = Draw(policy=policy, key=KEY)
     monkeypatch.setattr(launch, "quantise_kernel", Nothing())
     monkeypatch.setattr(launch, "scale_kernel", Nothing())
-    launch.quantise_values(x, {1: draw, 0: draw})  # what is the same in each launch is prepared once
+    launch.quantise_values(
+        x, {1: draw, 0: draw}
+    )  # what is the same in each launch is prepared once
     launch.quantise_codes(x, {1: draw, 0: draw})
     with Record():
         launch.quantise_values(x, {1: draw, 0: draw})
@@ -217,7 +245,9 @@ class Nothing:
         return lambda *_, **__: None
 
 
-@pytest.mark.parametrize("shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)])
+@pytest.mark.parametrize(
+    "shape", [(0, 32), (32, 0), (1, 32), (1, 64), (33, 32), (130, 96)]
+)
 def test_empty_and_odd_shapes(shape):
     x = normal(*shape)
     actual = quantised(x, FULL)
@@ -233,7 +263,11 @@ def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
         draw = Draw(policy=policy, key=KEY)
         for axis in (0, 1):
             assert (
-                difference(quantised_by(draw, x, axis), round_operand(x, policy, axis=axis, key=KEY)) is None
+                difference(
+                    quantised_by(draw, x, axis),
+                    round_operand(x, policy, axis=axis, key=KEY),
+                )
+                is None
             )
             actual = BACKEND.quantize(x, draw, axis=axis)
             reference = packed_by_torch(x, draw, axis=axis)
@@ -242,12 +276,16 @@ def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32), (3, 5, 0)], ids=str
+    "shape",
+    [(1, 1, 32), (65, 33, 96), (128, 128, 256), (129, 257, 288), (0, 8, 32), (3, 5, 0)],
+    ids=str,
 )
 def test_gemm_shapes(shape):
     m, n, k = shape
     generator = torch.Generator().manual_seed(m * n + k)
-    a, b = (torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n))
+    a, b = (
+        torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n)
+    )
     product = BACKEND.multiply(*(quantised(side, MXFP8) for side in (a, b)))
     assert torch.equal(product, (a @ b.t()).to(torch.bfloat16))  # exact in MXFP8
 
@@ -265,7 +303,12 @@ def test_nvfp4_products(monkeypatch):
     def e4m3_scale_to_fp32(scale, *_):
         """Read E4M3 scales as what they are: Triton's interpreter takes every scale byte for E8M0."""
         codes = scale if isinstance(scale, np.ndarray) else scale.data
-        return torch.from_numpy(codes.view(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+        return (
+            torch.from_numpy(codes.view(np.uint8))
+            .view(torch.float8_e4m3fn)
+            .float()
+            .numpy()
+        )
 
     assert BACKEND.support(both(NVFP4), device_of("cpu")).mode == "no"
     in_triton_3_9 = hasattr(interpreter, "_dot_scaled_scale_to_f32")
@@ -274,25 +317,42 @@ def test_nvfp4_products(monkeypatch):
     policy = dataclasses.replace(NVFP4, hadamard=16, signs="fixed")
     for m, n, k in ((64, 48, 256), (33, 17, 80)):
         left, right = (quantised(normal(rows, k, seed=rows), policy) for rows in (m, n))
-        exact = left.values.double() @ right.values.double().t() * float(left.descale) * float(right.descale)
+        exact = (
+            left.values.double()
+            @ right.values.double().t()
+            * float(left.descale)
+            * float(right.descale)
+        )
         actual = BACKEND.multiply(left, right).double()
-        assert torch.allclose(actual, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item())
+        assert torch.allclose(
+            actual, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item()
+        )
 
 
 LAYERS = Setup(where="cpu", device=device_of("cpu"), backends={"triton": BACKEND})
 
 
-@pytest.mark.parametrize("check", training.training(LAYERS), ids=lambda check: check.name)
+@pytest.mark.parametrize(
+    "check", training.training(LAYERS), ids=lambda check: check.name
+)
 def test_layers_with_all_three_gemms(monkeypatch, check):
-    monkeypatch.setattr(training, "_MODEL", ModelConfig(width=32, layers=1, heads=1, ffn=32, tied_head=False))
+    monkeypatch.setattr(
+        training,
+        "_MODEL",
+        ModelConfig(width=32, layers=1, heads=1, ffn=32, tied_head=False),
+    )
     monkeypatch.setattr(training, "_STEPS", 2)
     assert check.run()
 
 
-@pytest.mark.parametrize(("left", "right"), itertools.permutations(COPIED, 2), ids=label)
+@pytest.mark.parametrize(
+    ("left", "right"), itertools.permutations(COPIED, 2), ids=label
+)
 def test_both_copies_of_two_policies_in_one_read(left, right):
     x = normal(160, 192, seed=5).to(torch.bfloat16)
     other = dataclasses.replace(KEY, gemm="dgrad")
-    rows, columns = BACKEND.quantize_both(x, Draw(policy=left, key=KEY), Draw(policy=right, key=other))
+    rows, columns = BACKEND.quantize_both(
+        x, Draw(policy=left, key=KEY), Draw(policy=right, key=other)
+    )
     assert same_bits(rows.values, round_operand(x, left, axis=1, key=KEY).values)
     assert same_bits(columns.values, round_operand(x, right, axis=0, key=other).values)
