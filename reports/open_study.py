@@ -109,7 +109,7 @@ def open_study(study: str | Path, *, storage: str | Path | None = None) -> OpenS
     """
     store = study_at(Path(study))
     if store is None:
-        where = default_storage() if storage is None else Path(storage)
-        store = study_named(where, str(study))
+        place = default_storage() if storage is None else Path(storage)
+        store = study_named(place, str(study))
     frames = load_frames(store)
     return OpenStudy(store, frames, analyse(frames))

@@ -31,9 +31,9 @@ def running_clock() -> Callable[[], float]:
 
     def read() -> float:
         nonlocal last, total
-        now = time.monotonic()
-        total += min(now - last, _LONGEST_SEC)
-        last = now
+        now_sec = time.monotonic()
+        total += min(now_sec - last, _LONGEST_SEC)
+        last = now_sec
         return total
 
     return read

@@ -111,9 +111,9 @@ def of_function(
             try:
                 result = function(matrix, **options)
             except Exception as error:  # the user's own code may raise anything
-                what = f"{name} raised {with_type(error)}"
+                message = f"{name} raised {with_type(error)}"
                 hint = "it is called with a bf16 matrix [rows, k], and with seed=… if it has such a parameter"
-                raise UserError(what, hint=hint) from error
+                raise UserError(message, hint=hint) from error
         if not isinstance(result, Tensor):
             returned = type(result).__name__
         elif result.shape != matrix.shape or not result.is_floating_point():
@@ -210,8 +210,8 @@ def operand_of(text: str) -> ClaimedOperand:
         raise UserError(f"--as: the operands of {text} differ", hint=hint)
     ((policy, operand),) = by_policy.items()
     if policy.hadamard:
-        what = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
-        raise UserError(what, hint="check the recipe")
+        message = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
+        raise UserError(message, hint="check the recipe")
     return ClaimedOperand(
         names=(wanted,), policy=policy, axis=operand.axis if is_operand else 1
     )

@@ -317,9 +317,10 @@ def prove(
                 "(CUDA|HIP) error:", str(error)
             ):
                 keeper.write()
-                what = f"the device is lost to this process ({finding.detail})"
+                message = f"the device is lost to this process ({finding.detail})"
                 raise UserError(
-                    what, hint="the same command run again continues behind that check"
+                    message,
+                    hint="the same command run again continues behind that check",
                 )
         else:
             keeper.finished_parts.add(name)

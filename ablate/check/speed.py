@@ -211,14 +211,14 @@ def steps(setup: Setup) -> Iterator[Check]:
                 run=partial(ending, Skip("on a CPU llama-tiny alone is timed")),
             )
             continue
-        for (name, backend, recipe), how in itertools.product(
+        for (name, backend, recipe), way in itertools.product(
             recipes, ("not compiled", "compiled")
         ):
             yield Check(
                 backend=backend,
-                of=f"{model}, {name}, {how}",
+                of=f"{model}, {name}, {way}",
                 run=partial(
-                    _step, setup, model, recipe, backend, compiled=how == "compiled"
+                    _step, setup, model, recipe, backend, compiled=way == "compiled"
                 ),
             )
 

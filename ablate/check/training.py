@@ -123,8 +123,8 @@ def _compare_step(
 
     def compare(layer: str, gemm: str, name: str, expected: Operand) -> None:
         if fault := difference(operands[layer, gemm, name], expected):
-            what = f"{step}, {gemm.capitalize()}'s {name} of {layer}: {fault}"
-            raise FaultError(what, inputs[layer][1])
+            message = f"{step}, {gemm.capitalize()}'s {name} of {layer}: {fault}"
+            raise FaultError(message, inputs[layer][1])
 
     trainee.state.watch = watch
     trainee.state.tap = tap
@@ -147,8 +147,8 @@ def _compare_step(
         result = product(layers[layer], gemm, at, **on_device).cpu().double()
         distance = float((result - expected).norm() / expected.norm())
         if not distance <= _APART:
-            what = f"{step}, {_PRODUCTS[gemm]} of {layer} is {distance:.3%} from the reference's"
-            raise FaultError(f"{what} (at most {_APART:.2%})", tensors)
+            fault = f"{step}, {_PRODUCTS[gemm]} of {layer} is {distance:.3%} from the reference's"
+            raise FaultError(f"{fault} (at most {_APART:.2%})", tensors)
         farthest = max(farthest, distance)
     reference.state.watch = None
     return loss, farthest

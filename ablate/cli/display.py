@@ -80,12 +80,12 @@ class ConsoleListener(Listener):
         """Say each step of each corpus that is not ready yet; on a terminal its share stands below."""
         from rich.console import Console
 
-        said = set()
+        shown = set()
         with Console(stderr=self.err).status("", refresh_per_second=1) as status:
 
             def show(digest: str, fraction: float, what: str) -> None:
-                if (digest, what) not in said:
-                    said.add((digest, what))
+                if (digest, what) not in shown:
+                    shown.add((digest, what))
                     self.say(f"Preparing the corpus: {what} …")
                 status.update(f"{fraction:.0%}")
 
@@ -101,11 +101,11 @@ class ConsoleListener(Listener):
 
         plan, started = store.plan(), time.monotonic()
         states: dict[str, State] = {}
-        looked = told = -math.inf
+        looked = told_sec = -math.inf
         console = Console(stderr=self.err)
 
         def look() -> None:
-            nonlocal looked, told
+            nonlocal looked, told_sec
             looked = time.monotonic()
             runs = read_progress(store, plan, run_ids)
             # A wave of seeds is not all: the next one is not asked for yet.
@@ -130,9 +130,9 @@ class ConsoleListener(Listener):
                 )
             status.update(escape(line))
             if not console.is_terminal and (
-                changed or looked - told >= _LINE_EVERY_SEC
+                changed or looked - told_sec >= _LINE_EVERY_SEC
             ):
-                told = looked
+                told_sec = looked
                 self.say(line)
 
         def poll() -> None:

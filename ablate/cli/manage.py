@@ -109,8 +109,8 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
     if trials is not None:
         trials_run, tried = read(trials)
         tuning = {"study": trials.path.name, "states": count_states(tried)}
-    now = datetime.now().astimezone()
-    ends = None if seconds_left is None else now + timedelta(seconds=seconds_left)
+    now_local = datetime.now().astimezone()
+    ends = None if seconds_left is None else now_local + timedelta(seconds=seconds_left)
     content = {
         "study": store.path.name,
         "loss_unit": store.plan().unit,

@@ -144,9 +144,9 @@ def init(
     for name, question in (
         questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ()
     ):
-        usual = getattr(Answers, name) or ""
+        default = getattr(Answers, name) or ""
         if name not in answers and (
-            word := click.prompt(question, default=usual, show_default=bool(usual))
+            word := click.prompt(question, default=default, show_default=bool(default))
         ):
             answers[name] = word
     click.echo(write_study(file, storage, Answers(**answers), ConsoleListener()))
@@ -260,12 +260,12 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
         if take is advice.own:
             yield "target   the study's own will do"
         else:
-            own = (
+            reason = (
                 "the study's own is not reached by both runs, or too late; "
                 if advice.has_target
                 else ""
             )
-            yield f"target   {own}{'written' if written else 'write'} into the file:"
+            yield f"target   {reason}{'written' if written else 'write'} into the file:"
             yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
         yield f"         seeds {seeds} reach {take.val_loss:g} {advice.loss_unit} after {tokens} tokens;"
         yield f"         an arm that needs up to {take.room:.0%} more still reaches it"

@@ -132,12 +132,12 @@ def _lines(preset: Preset) -> Iterator[str]:
     )
     if recipe.deoscillate is not None:
         yield f"\nweights de-oscillated {describe_deoscillate(recipe.deoscillate)}"
-    said = {
+    printed = {
         "published": preset.published,
         "assumed": preset.assumed,
         "checked": [preset.checked],
     }
-    for title, sentences in said.items():
+    for title, sentences in printed.items():
         yield "\n".join(
             [f"\n{title}:", *(f"  - {sentence}" for sentence in sentences or ["–"])]
         )

@@ -231,7 +231,7 @@ class ValidationSide:
 
         At least half of a near copy's long lines, by bytes, are in validation text.
         """
-        kept: list[bytes] = []
+        kept_texts: list[bytes] = []
         near_copies = 0
         for text in texts:
             if content_hash(text) in self._documents:
@@ -243,8 +243,8 @@ class ValidationSide:
             if shared and shared >= NEAR_COPY * sum(map(len, lines)):
                 near_copies += 1
             else:
-                kept.append(text)
-        return kept, near_copies
+                kept_texts.append(text)
+        return kept_texts, near_copies
 
 
 def _long_lines(text: bytes) -> set[bytes]:

@@ -147,16 +147,16 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     hint = PATHS_HINT
     if len(shards) > 1:
         shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
-        what = f"{len(missing)} of the {len(shards)} shards are missing: {shown}"
+        message = f"{len(missing)} of the {len(shards)} shards are missing: {shown}"
         hint = "fetch them, or name a range that is there"
     elif glob.has_magic(path):
-        what = "no file matches"
+        message = "no file matches"
     else:
-        what = "no such file or folder"
+        message = "no such file or folder"
         folder, name = os.path.split(path)
         siblings = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
         hint = likely(name, siblings, hint)
-    raise UserError(what, file=text, hint=hint)
+    raise UserError(message, file=text, hint=hint)
 
 
 def _shards(text: str, path: str) -> list[str]:

@@ -181,12 +181,12 @@ def prepare_text(
     train = write("train.bin", training_text(), listed, side=side)
     near_copies = train["near copies"]
     if not train["documents"]:
-        what = (
+        message = (
             "all training text is nearly the same as"
             if near_copies
             else "there is no training text but"
         )
-        raise UserError(f"{what} validation text", hint=_CHECK_PATHS)
+        raise UserError(f"{message} validation text", hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)
     used = train["documents"] + near_copies
@@ -264,12 +264,12 @@ def _encoded_batches(
     """
 
     def encode_batch(batch: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
-        kept, near_copies = (batch, 0) if side is None else side.leave_out(batch)
-        tokens = encode(kept)
+        kept_texts, near_copies = (batch, 0) if side is None else side.leave_out(batch)
+        tokens = encode(kept_texts)
         return tokens.astype(dtype).tobytes(), {
             "tokens": len(tokens),
-            "documents": len(kept),
-            "bytes": sum(map(len, kept)),
+            "documents": len(kept_texts),
+            "bytes": sum(map(len, kept_texts)),
             "read": sum(map(len, batch)),
             "near copies": near_copies,
         }
@@ -401,9 +401,9 @@ def _checked_chunks(
             chunk = tokens[first : min(first + _CHUNK_TOKENS, end)]
             if int(chunk.max()) >= vocab_size:
                 wrong = int(np.argmax(chunk >= vocab_size))
-                what = f"token {first + wrong} has id {chunk[wrong]}, but vocab_size is {vocab_size}"
+                message = f"token {first + wrong} has id {chunk[wrong]}, but vocab_size is {vocab_size}"
                 raise UserError(
-                    what, file=file.path, hint="check vocab_size and token_dtype"
+                    message, file=file.path, hint="check vocab_size and token_dtype"
                 )
             yield chunk
         before += len(tokens)

@@ -195,9 +195,9 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
         tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
         if len(tokens) > sequences * seq_len:
             return batch(tokens, np.arange(sequences) * seq_len, seq_len)
-    what = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
+    message = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
     raise UserError(
-        f"--data: {what} (lower --seq-len or --sequences, or name more text)"
+        f"--data: {message} (lower --seq-len or --sequences, or name more text)"
     )
 
 
@@ -261,8 +261,8 @@ def _of_run(
     else:
         try:
             tensors = {
-                f"model.{name}": kept
-                for name, kept in load_kept(config, run.weights).items()
+                f"model.{name}": tensor
+                for name, tensor in load_kept(config, run.weights).items()
             }
         except (OSError, KeyError, ValueError) as error:
             raise UserError(
@@ -277,8 +277,8 @@ def _of_run(
             data, config.data.tokenizer_path if config.data.tokenizer == "hf" else None
         )
         if (size := _vocabulary(corpus)) != config.vocab_size:
-            what = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
-            raise UserError(f"{what} (leave --data out to take the run's own text)")
+            message = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
+            raise UserError(f"{message} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(

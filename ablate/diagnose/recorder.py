@@ -124,8 +124,8 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
     operands = {}
-    at = tapped.at.redrawn(1)
-    plan = layer.plan(at.tokens, tapped.x.device)
+    position = tapped.at.redrawn(1)
+    plan = layer.plan(position.tokens, tapped.x.device)
     for operand in (plan.gemms[gemm].left, plan.gemms[gemm].right):
         policy = operand.policy
         if policy.is_high_precision:
@@ -133,18 +133,18 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
         stored = tensors[operand.name]
         if policy.source != "high_precision":  # measure only this second quantisation
             stored = dequantised(
-                layer.operand(stored, plan.operand("fprop", operand.name), at)
+                layer.operand(stored, plan.operand("fprop", operand.name), position)
             )
         if policy.source == "forward_bf16":
             stored = stored.to(torch.bfloat16)
         if operand.name != "w":
             stored = filled(stored, plan.token_group)
-        draw = layer.draw(stored, operand, at)
+        draw = layer.draw(stored, operand, position)
         grid = on_grid(
             stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number
         )
         quantised = turned(
-            dequantised(layer.operand(stored, operand, at)).float(), operand.axis
+            dequantised(layer.operand(stored, operand, position)).float(), operand.axis
         )
         unrotated = turned(stored.float(), operand.axis)
         operands[operand.name] = measure.operand_figures(grid, quantised, unrotated)

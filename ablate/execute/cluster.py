@@ -217,10 +217,10 @@ class Head:
         A head that never answered is not called gone: Ray may reach it through a proxy. Connects once in two
         seconds at most; a call in between returns False.
         """
-        now = self._clock()
-        if now - self._asked_sec < _LOOK_EVERY_SEC:
+        now_sec = self._clock()
+        if now_sec - self._asked_sec < _LOOK_EVERY_SEC:
             return False
-        self._asked_sec = now
+        self._asked_sec = now_sec
         host, _, port = self.address.rpartition(":")
         try:
             socket.create_connection(
@@ -229,9 +229,9 @@ class Head:
         except OSError:
             return (
                 self._answered_sec is not None
-                and now - self._answered_sec > GONE_AFTER_SEC
+                and now_sec - self._answered_sec > GONE_AFTER_SEC
             )
-        self._answered_sec = now
+        self._answered_sec = now_sec
         return False
 
 

@@ -169,7 +169,7 @@ def _find_elsewhere(
     store: StudyStore, wanted: Mapping[str, RunRequest]
 ) -> dict[str, StudyStore]:
     """Find for each run another study of the storage that has the result which would be made here."""
-    found: dict[str, StudyStore] = {}
+    stores: dict[str, StudyStore] = {}
     for folder in sorted(store.path.parent.glob("*/runs")):
         neighbour = StudyStore(folder.parent)
         if neighbour.path.name == store.path.name:
@@ -178,11 +178,11 @@ def _find_elsewhere(
         for run_id, request in wanted.items():
             if (
                 run_id in begun
-                and run_id not in found
+                and run_id not in stores
                 and _has_result_of(request, neighbour.run(run_id))
             ):
-                found[run_id] = neighbour
-    return found
+                stores[run_id] = neighbour
+    return stores
 
 
 def _has_result_of(request: RunRequest, run: RunDir) -> bool:

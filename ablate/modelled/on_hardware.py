@@ -284,10 +284,10 @@ def _block(
     else:  # SwiGLU keeps gate, up, silu(gate) and their product, and has two gradients besides
         kept_matrices = 4
         gradients = 2
-    kept = attention + feed_forward + kept_matrices * matrix
-    in_feed_forward = kept + gradients * matrix // experts_at_once
+    kept_bytes = attention + feed_forward + kept_matrices * matrix
+    in_feed_forward = kept_bytes + gradients * matrix // experts_at_once
     in_attention = attention + 3 * width + 2 * scores
-    return _BlockBytes(kept, max(in_feed_forward, in_attention))
+    return _BlockBytes(kept_bytes, max(in_feed_forward, in_attention))
 
 
 @cache

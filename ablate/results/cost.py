@@ -148,9 +148,9 @@ def _logs(runs: Sequence[Outcome]) -> list[tuple[int, float]]:
 
 def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) -> Cost:
     interval = exponential(compared.interval(method), minus=1.0)
-    own = None
+    own_interval = None
     if compared.own != compared.estimate:
-        own = change_interval(compared.own, method.alpha)
+        own_interval = change_interval(compared.own, method.alpha)
     return Cost(
         kind="point" if interval.low is None else "interval",
         **vars(interval),
@@ -159,7 +159,7 @@ def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) ->
             compared.pairs, dict(arm), dict(baseline)
         ),
         figure=compared.estimate,
-        own=own,
+        own=own_interval,
         stands_out=compared.stands_out,
         baseline_stands_out=compared.baseline_stands_out,
     )

@@ -151,12 +151,12 @@ class Leases:
             mtime_ns = self.path(attempt).stat().st_mtime_ns
         except FileNotFoundError:
             return True
-        now = self._clock()
-        seen_ns, since = self._seen.get(attempt, (None, now))
+        now_sec = self._clock()
+        seen_ns, since = self._seen.get(attempt, (None, now_sec))
         if seen_ns != mtime_ns:
-            self._seen[attempt] = (mtime_ns, now)
+            self._seen[attempt] = (mtime_ns, now_sec)
             return False
-        return now - since >= STALE_SEC
+        return now_sec - since >= STALE_SEC
 
     def is_mine(self) -> bool:
         """Whether nobody has claimed an attempt after this one's."""

@@ -243,9 +243,9 @@ class Mirror:
     def _holds_points_of(self, run: RunDir, entry: RunCursor) -> bool:
         """Whether all points of losses in MLflow are in the run's file."""
         in_file = {
-            (at.step, at.timestamp_ms)
+            (point.step, point.timestamp_ms)
             for row in run.metrics()
-            for at in describe.points(row)
+            for point in describe.points(row)
         }
         return all(
             self._sink.history(entry.mlflow_id, name) <= in_file

@@ -159,13 +159,13 @@ def _watch(parent: int, cursor: Path) -> threading.Event:
         clock = running_clock()
         progress_sec = 0.0
         known_ns = None
-        while (now := clock()) < min(progress_sec + STOP_SEC, LAST_PASS_SEC):
+        while (now_sec := clock()) < min(progress_sec + STOP_SEC, LAST_PASS_SEC):
             if (
                 cursor.exists()
                 and (written_ns := cursor.stat().st_mtime_ns) != known_ns
             ):
                 known_ns = written_ns
-                progress_sec = now
+                progress_sec = now_sec
             time.sleep(_LOOK_SEC)
         os._exit(1)  # nothing is lost: the cursor is written atomically
 

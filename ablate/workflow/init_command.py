@@ -240,14 +240,14 @@ def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Lo
 
 def _no_loss(log: Path, texts: Sequence[str], *, has_patterns: bool) -> UserError:
     names = ", ".join(FORMATS)
-    what = "its patterns find none" if has_patterns else f"it is no log of {names}"
+    reason = "its patterns find none" if has_patterns else f"it is no log of {names}"
     proposed = _propose_patterns(texts)
     hint = "--pattern 'step (?P<step>\\d+).*val_loss (?P<val_loss>\\S+)'"
     if proposed:
         hint = " ".join(f"--pattern '{pattern}'" for pattern in proposed)
     elif any("'eval_loss':" in text for text in texts):  # as Trainer prints it
         hint = "Hugging Face's Trainer prints no step: give its checkpoint-…/trainer_state.json as --log"
-    return UserError(f"--log: no validation loss in {log}: {what}", hint=hint)
+    return UserError(f"--log: no validation loss in {log}: {reason}", hint=hint)
 
 
 def _propose_patterns(texts: Sequence[str]) -> list[str]:

@@ -71,15 +71,17 @@ def search_study(
             with mirrored(store, planned.name, where, listener):
                 again = where.command_line("search", file)
                 code = _search_on(store, planned, trials, where, listener, again)
-                found = result_of(planned, planned.read(trials))
+                result = result_of(planned, planned.read(trials))
                 names = [
-                    recipe.name for recipe in found.last.front if not recipe.is_baseline
+                    recipe.name
+                    for recipe in result.last.front
+                    if not recipe.is_baseline
                 ]
                 confirm = None
-                if names and found.is_done:
+                if names and result.is_done:
                     confirm = confirm_study(planned, names, file)
-                write_search(found, pages, confirm)
-            return SearchEnd(found=found, pages=pages, exit_code=code)
+                write_search(result, pages, confirm)
+            return SearchEnd(found=result, pages=pages, exit_code=code)
     except OSError as error:
         raise UserError(
             f"cannot write to {where.storage}: {error.strerror or error}"

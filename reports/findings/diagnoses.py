@@ -210,7 +210,8 @@ def _map(figure: str, rows: Sequence[Row]) -> Map:
     operations = tuple(dict.fromkeys((row["layer"], row["gemm"]) for row in rows))
     tokens = tuple(sorted({row["tokens"] for row in rows}))
     values = tuple(
-        tuple(means.get((*operation, at)) for at in tokens) for operation in operations
+        tuple(means.get((*operation, place)) for place in tokens)
+        for operation in operations
     )
     return Map(figure=figure, rows=operations, tokens=tokens, values=values)
 

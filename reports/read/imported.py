@@ -241,17 +241,17 @@ def _without_copies(arms: Arms) -> tuple[Arms, list[str]]:
     Raises:
         UserError: a run is in two arms, or an arm has none.
     """
-    kept: dict[str, list[ImportedRun]] = {}
+    kept_runs: dict[str, list[ImportedRun]] = {}
     lines: list[str] = []
     known: dict[str, tuple[str, ImportedRun]] = {}
     for name, runs in arms.items():
         if not runs:
             raise UserError(f"arm '{name}' has no run that could be read")
-        kept[name] = []
+        kept_runs[name] = []
         for run in runs:
             if run.id not in known:
                 known[run.id] = name, run
-                kept[name].append(run)
+                kept_runs[name].append(run)
                 continue
             arm, first = known[run.id]
             if arm != name:
@@ -261,7 +261,7 @@ def _without_copies(arms: Arms) -> tuple[Arms, list[str]]:
             lines.append(
                 f"{run.source}: same content as {first.source} (arm '{name}'): counted once"
             )
-    return kept, lines
+    return kept_runs, lines
 
 
 def _remove_runs(store: StudyStore) -> None:

@@ -235,12 +235,12 @@ def _records(
             try:
                 record = parse_json(text)
             except ValueError as error:
-                what = (
+                message = (
                     "cut off in the middle"
                     if end == len(content)
                     else f"not JSON: {error}"
                 )
-                faults.append(f"{path}:{line}: {what}")
+                faults.append(f"{path}:{line}: {message}")
             else:
                 if isinstance(record, dict):
                     yield f"{path}:{line}", record

@@ -528,8 +528,8 @@ def _runs(
         try:
             read = rows.evaluations()
         except AmbiguousError as error:
-            which = f" of one run {_several_runs(hint)}" if error.is_of_runs else ""
-            raise UserError(f"{path}: {error}{which}") from None
+            of_runs = f" of one run {_several_runs(hint)}" if error.is_of_runs else ""
+            raise UserError(f"{path}: {error}{of_runs}") from None
         if not read.rows and read.diverged is None:
             continue
         source = _source(path, key)

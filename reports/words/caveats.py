@@ -283,9 +283,9 @@ def _of_runs(analysis: Analysis) -> Iterator[str]:
     groups = Counter(
         (run.setting, run.arm, run.own, run.others) for run in analysis.set_apart
     )
-    for (name, arm_name, own, others), count in groups.items():
+    for (name, arm_name, own_value, others), count in groups.items():
         yield (
-            f"Not pooled: {plural(count, 'run')} of {arm_name}, of other {name.replace('_', ' ')} ({own}; "
+            f"Not pooled: {plural(count, 'run')} of {arm_name}, of other {name.replace('_', ' ')} ({own_value}; "
             f"the others: {others}). To pool them all the same: waive: [{name}] in the study."
         )
     record = analysis.throughput
