@@ -127,9 +127,8 @@ class Kernel:
                 Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
             ):
                 library = line.split(maxsplit=5)[-1]
-                if Path(library).name.startswith(
-                    ("libgomp", "libiomp5", "libomp")
-                ):  # torch's own
+                # torch's own
+                if Path(library).name.startswith(("libgomp", "libiomp5", "libomp")):
                     runtime = ctypes.CDLL(library)
                     threads = (
                         ctypes.cast(runtime[name], ctypes.c_void_p) for name in names
@@ -195,9 +194,8 @@ class Kernel:
         element = ELEMENTS[policy.format]
         rows, columns = block_shape(policy)
         if axis == 0 and policy.hadamard:
-            columns = max(
-                columns, 16
-            )  # a group is processed in chunks of rows, whatever shares a scale
+            # a group is processed in chunks of rows, whatever shares a scale
+            columns = max(columns, 16)
         job = self._job(
             src=x.data_ptr(),
             rows=x.shape[0],
@@ -296,9 +294,8 @@ class Kernel:
         """Return A Bᵀ [m, n] in bf16; None if this CPU cannot, or if products of scales are not exact."""
         least = float(a.scales.amin()) * float(b.scales.amin())
         most = float(a.scales.amax()) * float(b.scales.amax())
-        if not (
-            self.multiplies and least >= _SMALLEST and most <= _LARGEST
-        ):  # also for a NaN
+        # also for a NaN
+        if not (self.multiplies and least >= _SMALLEST and most <= _LARGEST):
             return None
         blocks = max(side.scales.shape[side.axis] for side in (a, b))
         sizes = []

@@ -142,9 +142,8 @@ class EmulatedBackend(Backend):
             )
         if alpha == 1.0:
             return left @ right
-        unused = left.new_empty(
-            left.shape[0], right.shape[1]
-        )  # beta = 0: its content is not read
+        # beta = 0: its content is not read
+        unused = left.new_empty(left.shape[0], right.shape[1])
         return torch.addmm(unused, left, right, beta=0, alpha=alpha)
 
     def gradient_through(

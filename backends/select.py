@@ -185,10 +185,8 @@ def fit_choices(
     """
     try:
         device = device_of(where)
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # raised by torch for driver and build
+    except (RuntimeError, AssertionError) as error:
+        # raised by torch for driver and build
         message = f"no GPU can be used here ({first_line(error)})"
         raise UnfitDeviceError(
             f"{message}; set resources.gpus: 0 to emulate on the CPU"

@@ -144,10 +144,8 @@ def end_of(
     """Say how a damage to a file ended."""
     try:
         report = read()
-    except (
-        UserError,
-        FileNotFoundError,
-    ) as error:  # the second: there is no plan, and so no study
+    except (UserError, FileNotFoundError) as error:
+        # the second: there is no plan, and so no study
         return (
             "refused"
             if str(path.name) in str(error) and "\n" not in str(error)

@@ -270,9 +270,8 @@ def study(task: Task) -> Iterator[CheckFinding]:
         raise Skip("needs the installed package: there is no Ray")
     settings = () if task.setup.on_gpu else TINY_STUDY
     options = itertools.chain.from_iterable(("--set", setting) for setting in settings)
-    with tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as folder:  # an ended study may still write
+    # an ended study may still write
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         started = time.monotonic()
         try:
             program(

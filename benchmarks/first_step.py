@@ -43,9 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         study = Path(folder) / "first-step.yaml"
         study.write_text(STUDY.format(seeds=args.seeds, cpus=os.cpu_count() or 1))
-        for repeat in range(
-            args.repeats + 1
-        ):  # the first fills the caches of tokens and compiled kernels
+        # the first fills the caches of tokens and compiled kernels
+        for repeat in range(args.repeats + 1):
             storage = Path(folder) / f"runs-{repeat}"
             (storage / "tokens").parent.mkdir()
             if repeat:

@@ -107,9 +107,8 @@ def compile_one(name: str, axes: tuple[int, ...], tile: Tile | None) -> bool:
             tile,
         )()
         torch.cuda.synchronize()
-    except (
-        Exception
-    ) as error:  # a tile that does not fit the device: the others are timed
+    except Exception as error:
+        # a tile that does not fit the device: the others are timed
         print(
             f"  {name}, {axes}, {tile}: {str(error).splitlines()[-1][:90]}",
             file=sys.stderr,

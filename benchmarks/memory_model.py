@@ -181,9 +181,8 @@ def _member(config: RunConfig, rank: int, devices: int, folder: str) -> None:
     peak = _peak_bytes(two_steps)
     if rank == 0:
         (Path(folder) / "peak").write_text(str(peak))
-    os._exit(
-        0
-    )  # with gloo's threads alive the interpreter's own end aborts now and then
+    # with gloo's threads alive the interpreter's own end aborts now and then
+    os._exit(0)
 
 
 def _peak_bytes(work: Callable[[], object]) -> int:

@@ -60,9 +60,8 @@ def mirror_seconds(storage: Path, runs: int, rows: int) -> tuple[float, float, i
     """Return elapsed seconds, CPU seconds and metrics sent of one pass over a whole study."""
     store = write_study(storage, runs, rows)
     uri = default_tracking_uri(storage)
-    Sink(uri, storage).experiment(
-        "opened"
-    )  # migrations and import are paid once a storage
+    # migrations and import are paid once a storage
+    Sink(uri, storage).experiment("opened")
     began, began_cpu = time.perf_counter(), time.process_time()
     report = Mirror(store, uri).sync_once()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu

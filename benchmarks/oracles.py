@@ -129,9 +129,8 @@ def differences(x: Tensor, policy: OperandPolicy, theirs: Theirs) -> dict[str, i
         assert theirs.elements is not None
         assert theirs.scales is not None
         their_elements, their_scales = theirs.elements, expanded(theirs.scales, x.shape)
-        zero = (scales == 0) | (
-            their_scales == 0
-        )  # the elements of a zero block mean nothing
+        # the elements of a zero block mean nothing
+        zero = (scales == 0) | (their_scales == 0)
         same = (scales == their_scales) | (
             zero & (scales.abs() + their_scales.abs() < 2**-8)
         )

@@ -65,9 +65,8 @@ if __name__ == "__main__":
     losses: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for group, arm_of in _ARMS.items():
         for run in groups[group]:
-            if (
-                arm := arm_of(run)
-            ) is not None:  # six settings were run twice, from the same seed
+            # six settings were run twice, from the same seed
+            if (arm := arm_of(run)) is not None:
                 losses[arm].setdefault((run["N"], run["D"]), run["final_loss"])
     bf16 = losses.pop("bf16")
     for arm, own in losses.items():

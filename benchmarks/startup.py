@@ -25,9 +25,8 @@ COMMANDS = {
 
 def _environment(folder: str) -> dict[str, str]:
     environment = {**os.environ, "ABLATE_STORAGE": folder}
-    environment.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # an installed package has its byte code
+    # an installed package has its byte code
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment
 
 

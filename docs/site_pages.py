@@ -171,9 +171,8 @@ def _link(page: str, files: Files, link: re.Match[str]) -> str:
     )
     if inside is None:
         return text if (REPOSITORY / target).exists() else link[0]
-    if (
-        inside.page and text == path
-    ):  # a file's name says little where there are no files
+    # a file's name says little where there are no files
+    if inside.page and text == path:
         text = inside.page.title
     return f"[{text}]({relpath(inside.src_uri, dirname(page) or '.')}{anchor})"
 

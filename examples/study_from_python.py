@@ -81,9 +81,8 @@ print(
         ["arm", "n", "hit", "token_cost_estimate", "token_cost_low", "token_cost_high"]
     ]
 )
-print(
-    study.runs()[["arm", "seed", "end", "tokens_to_target", "seconds"]]
-)  # one row a run
+# one row a run
+print(study.runs()[["arm", "seed", "end", "tokens_to_target", "seconds"]])
 
 # %% [markdown]
 # ## The curves

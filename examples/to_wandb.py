@@ -18,9 +18,8 @@ while left:
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     for run in runs:
         key, tags, ended = run.info.run_id, run.data.tags, run.info.status != "RUNNING"
-        if (
-            "ablate.arm" not in tags or sent.get(key) == "all"
-        ):  # the run that holds the report has no arm
+        # the run that holds the report has no arm
+        if "ablate.arm" not in tags or sent.get(key) == "all":
             continue
         if key not in copies:
             copies[key] = wandb.init(
@@ -36,9 +35,8 @@ while left:
         for name in run.data.metrics:
             for point in client.get_metric_history(key, name):
                 rows.setdefault(point.step, {})[name] = point.value
-        for step in sorted(rows)[
-            : None if ended else -1
-        ]:  # more may come for the last step
+        # more may come for the last step
+        for step in sorted(rows)[: None if ended else -1]:
             if step > sent.get(key, -1):
                 copies[key].log(rows[step], step=step)
                 sent[key] = step

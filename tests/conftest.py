@@ -76,12 +76,10 @@ def browser(tmp_path_factory):
     for flag in f"{flags}{tmp_path_factory.mktemp('chromium')}".split():
         options.add_argument(f"--{flag}")
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    driver.get(
-        "about:blank"
-    )  # the browser's own first page goes on loading parts of itself
-    driver.set_script_timeout(
-        120
-    )  # axe on a large page takes half a minute of a busy machine
+    # the browser's own first page goes on loading parts of itself
+    driver.get("about:blank")
+    # axe on a large page takes half a minute of a busy machine
+    driver.set_script_timeout(120)
     yield driver
     driver.quit()
 

@@ -89,9 +89,8 @@ def judge(mutant: dict[str, Any]) -> tuple[bool, str, float]:
 
 
 def main() -> None:
-    from ablate.backends import (
-        cpu_build,
-    )  # not in the processes of the mutants, which import their own copy
+    # not in the processes of the mutants, which import their own copy
+    from ablate.backends import cpu_build
 
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant["name"]]
@@ -102,9 +101,8 @@ def main() -> None:
     alive = []
     os.environ["OMP_NUM_THREADS"] = "1"
     context = get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "numpy", "pytest", "hypothesis"]
-    )  # once, not once a mutant
+    # once, not once a mutant
+    context.set_forkserver_preload(["torch", "numpy", "pytest", "hypothesis"])
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=context, max_tasks_per_child=1
     ) as pool:

@@ -192,9 +192,8 @@ def test_two_at_once_share_the_runs_and_none_is_finished_twice(life):
             json.loads(path.read_text())["outcome"]
             for path in run.glob("attempts/*.json")
         ]
-        assert outcomes.count("finished") == 1 or outcomes == [
-            None
-        ]  # killed when its status was written
+        # killed when its status was written
+        assert outcomes.count("finished") == 1 or outcomes == [None]
 
 
 def test_after_all_this_the_bits_are_those_of_undisturbed_runs(life):

@@ -41,9 +41,8 @@ def test_a_study_from_python(run, tmp_path):
 def test_own_logs(run, tmp_path):
     names = run("own_logs.py")
     cost = names["costs"].loc["fp4"]
-    assert (
-        cost["token_cost_low"] < 0.15 < cost["token_cost_high"]
-    )  # the truth that the logs were made of
+    # the truth that the logs were made of
+    assert cost["token_cost_low"] < 0.15 < cost["token_cost_high"]
     assert names["same"].loc["fp4"].equals(cost)
     assert (tmp_path / "ablate-runs/own-csv/report/report.html").exists()
 

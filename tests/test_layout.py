@@ -20,13 +20,10 @@ def test_no_files_import_each_other_in_a_circle():
         }
         for module in graph.modules
     }
-    assert {
-        "ablate.backends.protocol",
-        "ablate.reports.words",
-    } < imports.keys()  # through their links
-    assert (
-        "ablate.execute.driver" in imports["ablate.workflow.run"]
-    )  # within a function
+    # through their links
+    assert {"ablate.backends.protocol", "ablate.reports.words"} < imports.keys()
+    # within a function
+    assert "ablate.execute.driver" in imports["ablate.workflow.run"]
     graphlib.TopologicalSorter(imports).prepare()  # else it names the circle
 
 

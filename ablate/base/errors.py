@@ -89,9 +89,8 @@ def safe_text(text: str, keep: str = "") -> str:
     """Replace unprintable characters except ``keep`` by escapes, so that text cannot control the terminal."""
     if text.isprintable():
         return text
-    harmless = (
-        keep + "\u00a0\u202f"
-    )  # Python does not count non-breaking spaces as printable
+    # Python does not count non-breaking spaces as printable
+    harmless = keep + "\u00a0\u202f"
     return "".join(
         c if c.isprintable() or c in harmless else repr(c)[1:-1] for c in text
     )

@@ -245,10 +245,8 @@ def refuse_open_folder(folder: Path, *, with_links: bool = True) -> None:
 
 
 def _links_in(folder: str) -> Iterator[str]:
-    with (
-        contextlib.suppress(OSError),
-        os.scandir(folder) as entries,
-    ):  # closed to this user, or gone
+    # closed to this user, or gone
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
                 yield entry.path

@@ -181,9 +181,8 @@ class Sums:
             whole = (exact * exact).view(-1, self.columns).sum(0)
             self.pairs["position"].append((along, whole))
         if len(outputs) == 2:
-            noise = ((first - last) * exact.sign()).view(
-                -1
-            )  # pairs across the ends of rows hardly count
+            # pairs across the ends of rows hardly count
+            noise = ((first - last) * exact.sign()).view(-1)
             products = [
                 _dot(noise[:-far], noise[far:])
                 for far in (*_NEIGHBOURS, exact.shape[1])

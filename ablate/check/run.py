@@ -157,9 +157,8 @@ def _device(setup: Setup) -> Told:
     for figure, read in sources.items():
         try:
             figures[figure] = read()
-        except (
-            Exception
-        ) as error:  # torch lacks it, or the packages of NVML and AMD SMI are missing
+        except Exception as error:
+            # torch lacks it, or the packages of NVML and AMD SMI are missing
             name += f"; not known: {figure} ({with_type(error)})"
     return Told(name, figures)
 

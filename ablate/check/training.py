@@ -40,9 +40,8 @@ _STEPS = 10
 _APART = 2.0**-7
 """Largest allowed distance of a product from the reference's, relative to its norm: two roundings to bf16."""
 _PRODUCTS = {"fprop": "y", "dgrad": "dx", "wgrad": "dw"}
-_MODEL = ModelConfig(
-    width=128, layers=2, heads=2, ffn=256, tied_head=False
-)  # else its gradient has two parts
+# else its gradient has two parts
+_MODEL = ModelConfig(width=128, layers=2, heads=2, ffn=256, tied_head=False)
 _VOCABULARY = 256
 
 
@@ -106,9 +105,8 @@ def _compare_step(
         FaultError: names the first layer that differs.
     """
     operands: dict[tuple[str, ...], Operand] = {}
-    inputs: dict[
-        str, tuple[Any, dict[str, Tensor]]
-    ] = {}  # of each layer: its position, and tensors
+    # of each layer: its position, and tensors
+    inputs: dict[str, tuple[Any, dict[str, Tensor]]] = {}
 
     def watch(layer: str, gemm: str, name: str, operand: Operand) -> None:
         operands[layer, gemm, name] = operand

@@ -158,9 +158,8 @@ def ended_by_ctrl_c(again: str) -> Iterator[None]:
     """
 
     def end(*_: object) -> None:
-        shown = (
-            "\x1b[?25h" * sys.stderr.isatty()
-        )  # a progress bar has hidden the cursor
+        # a progress bar has hidden the cursor
+        shown = "\x1b[?25h" * sys.stderr.isatty()
         os.write(2, f"{shown}\nStopped; go on with: {again}\n".encode())
         os._exit(130)
 

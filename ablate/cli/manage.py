@@ -342,10 +342,8 @@ def clean(
             for entry in sent.values():
                 try:
                     sink.delete_run(entry.mlflow_id)
-                except (
-                    Refused,
-                    Away,
-                ) as error:  # it is in the bin already, or MLflow does not answer
+                except (Refused, Away) as error:
+                    # it is in the bin already, or MLflow does not answer
                     click.echo(f"MLflow: {error}", err=True)
         for path in removed:
             try:

@@ -141,9 +141,8 @@ def report(
     seen: list[RunProgress] = []
     with writing_to(store.path / "report" if out is None else out):
         try:
-            while (
-                watch
-            ):  # write again whenever a run has moved, until every run has ended
+            # write again whenever a run has moved, until every run has ended
+            while watch:
                 runs = read_progress(store, store.plan())  # a search adds runs
                 num_ended = sum(run.state in _ENDED for run in runs)
                 if num_ended == len(runs):
@@ -158,9 +157,8 @@ def report(
                 time.sleep(every)
         except KeyboardInterrupt:
             code = 130
-        written = write_report(
-            store, out, **reading
-        )  # a last page that does not reload itself
+        # a last page that does not reload itself
+        written = write_report(store, out, **reading)
     if as_json and not watch:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
     else:

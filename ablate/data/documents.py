@@ -67,9 +67,8 @@ def file_documents(file: SourceFile, text_field: str | None) -> Iterator[str]:
         yield from _pieces(file)
         return
     for line_number, line in _read(file, by_line=True):
-        content = (
-            line.removeprefix("\ufeff") if line_number == 1 else line
-        )  # a byte order mark
+        # a byte order mark
+        content = line.removeprefix("\ufeff") if line_number == 1 else line
         if not content.strip():
             continue
         try:

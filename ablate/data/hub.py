@@ -109,9 +109,8 @@ def find_data_set(data: DataConfig) -> HubSource:
             commit = str(
                 HfApi().dataset_info(name, revision=revision or None, timeout=20).sha
             )
-        except (
-            Exception
-        ) as error:  # offline, unknown name, no rights, proxy: many types, one remedy
+        except Exception as error:
+            # offline, unknown name, no rights, proxy: many types, one remedy
             raise _unusable(
                 name,
                 error,

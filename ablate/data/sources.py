@@ -252,9 +252,8 @@ def content_hashes(files: Sequence[SourceFile], key: str) -> list[str]:
     """
     known: dict[str, list[Any]] = {}
     cache: Path | None = None
-    with suppress(
-        OSError, ValueError, KeyError, RuntimeError
-    ):  # none, damaged, or no home folder
+    # none, damaged, or no home folder
+    with suppress(OSError, ValueError, KeyError, RuntimeError):
         cache = (
             cache_folder("hashes")
             / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

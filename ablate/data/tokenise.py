@@ -218,9 +218,8 @@ def _documents(
             hub.documents(corpus.hub, split, data.text_field), data.max_bytes
         )
     text_field = data.text_field if data.source == "jsonl" else None
-    if (
-        text_field is None
-    ):  # so that ``max_bytes`` takes a mixture, not the first letters
+    # so that ``max_bytes`` takes a mixture, not the first letters
+    if text_field is None:
         files = sorted(
             files, key=lambda file: hashlib.sha256(file.name.encode()).digest()
         )

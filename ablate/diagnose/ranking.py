@@ -121,10 +121,8 @@ def predict_harm(
         recipe = recipes[layer.name]
         policy = recipe.gemm(gemm)
         quantised = {gemm: policy}
-        if "forward" in (
-            policy.left.source,
-            policy.right.source,
-        ):  # then its operand is Fprop's
+        # then its operand is Fprop's
+        if "forward" in (policy.left.source, policy.right.source):
             quantised["fprop"] = recipe.fprop
         layer.override = LayerRecipe(**quantised)
         loss, bias, variance = _gradient_error(trainee, window, exact, draws, done)

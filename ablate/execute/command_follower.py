@@ -170,10 +170,8 @@ class Follower:
             return {}
         try:
             return read_record(self._logs[-2][0].with_suffix(".read"))
-        except (
-            OSError,
-            ValueError,
-        ):  # it was killed, so its logs are read from the start
+        except (OSError, ValueError):
+            # it was killed, so its logs are read from the start
             return {}
 
     def _write_places(self) -> None:

@@ -115,9 +115,8 @@ def other_work(device: str) -> str | None:
     time.sleep(_GPU_WINDOW_SEC)  # leave this process's own work out of the average
     try:
         load = torch.cuda.utilization(device)
-    except (
-        Exception
-    ):  # the packages of NVML and AMD SMI may be missing, and raise their own errors
+    except Exception:
+        # the packages of NVML and AMD SMI may be missing, and raise their own errors
         return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
     return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
 

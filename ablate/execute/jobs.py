@@ -61,9 +61,8 @@ def submit(
         if any(known.submission_id == job for known in client.list_jobs()):
             if str(client.get_job_status(job).value) in _LIVE:
                 return job, True
-            client.delete_job(
-                job
-            )  # it has ended; `ablate run` finds the runs that are left
+            # it has ended; `ablate run` finds the runs that are left
+            client.delete_job(job)
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder) / "work"
             work.mkdir()

@@ -116,6 +116,5 @@ def _member(config: dict[str, Any]) -> None:
             group.first(None)
     write_json_atomic(end_path, asdict(end))
     if has_begun and (end.state == "failed" or end.transient):
-        raise RuntimeError(
-            end.message
-        )  # makes Ray Train end the others, which wait for this process
+        # makes Ray Train end the others, which wait for this process
+        raise RuntimeError(end.message)

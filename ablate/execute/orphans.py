@@ -48,9 +48,8 @@ def end_after(sec: float, log: TextIO) -> None:
     Seconds in which the process was stopped do not count. Infinite: not at all.
     """
     if _HAS_WATCH:
-        faulthandler.register(
-            signal.SIGUSR2, log, chain=True
-        )  # it ends the process afterwards
+        # it ends the process afterwards
+        faulthandler.register(signal.SIGUSR2, log, chain=True)
         os.write(_watch(os.getpid()), f"{sec} {log.name}\n".encode())
     if sec == math.inf:
         faulthandler.unregister(signal.SIGUSR2)
@@ -112,9 +111,8 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
     seconds_left = math.inf
     while worker not in (ready := select.select([worker, 0], [], [], _PAUSE_SEC)[0]):
         if ready:
-            if (
-                messages := os.read(0, 1 << 16).decode().splitlines()
-            ):  # nothing: it is just ending
+            # nothing: it is just ending
+            if messages := os.read(0, 1 << 16).decode().splitlines():
                 sec, log = messages[-1].split(" ", 1)
                 seconds_left = float(sec)
         elif not _is_stopped(pid):
@@ -122,16 +120,14 @@ def _wait(pid: int, variable: str, mark: str, *folders: str) -> None:
         if seconds_left <= 0:
             with Path(log).open("a", encoding="utf-8") as file:
                 file.write(f"Timeout ({sec})!\n")
-            with contextlib.suppress(
-                ProcessLookupError
-            ):  # it has ended, and its parent knows
+            # it has ended, and its parent knows
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(worker, signal.SIGUSR2)
                 select.select([worker], [], [], _STACKS_SEC)
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
     pipe = Path("/proc/self/fd/0").readlink()
-    for _ in range(
-        _LOOKS
-    ):  # a process that is started during one look is found at the next
+    # a process that is started during one look is found at the next
+    for _ in range(_LOOKS):
         for marked_pid in marked(variable, mark, pipe):
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(marked_pid, signal.SIGKILL)

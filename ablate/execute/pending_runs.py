@@ -243,9 +243,8 @@ def _copy_result(
     """Copy a result by way of ``draft``; tell whether it is there now."""
     shutil.copytree(source.path, draft.path, ignore=shutil.ignore_patterns(*_OWN))
     claim = Leases(draft.attempts)
-    if draft.state() not in END_STATES or not claim.claim(
-        claim.latest()
-    ):  # altered since it was found
+    # altered since it was found
+    if draft.state() not in END_STATES or not claim.claim(claim.latest()):
         return False
     draft.create(asdict(request.config))  # the data may have other paths here
     draft.write_status(draft.status())

@@ -83,9 +83,8 @@ class Workers:
             "resources": resources.custom or None,
         }
         group = None
-        if (
-            resources.devices_per_run > 1
-        ):  # the processes that Ray Train starts hold the devices
+        # the processes that Ray Train starts hold the devices
+        if resources.devices_per_run > 1:
             remote = self._together
             options = {"num_cpus": 0}
         elif run.config.trainer is not None:
@@ -241,9 +240,8 @@ class Queue:
         except KeyboardInterrupt:
             self.stop()
             clock = running_clock()
-            with contextlib.suppress(
-                KeyboardInterrupt
-            ):  # a second Ctrl-C does not wait
+            # a second Ctrl-C does not wait
+            with contextlib.suppress(KeyboardInterrupt):
                 while clock() < _STOP_GRACE_SEC and any(
                     run.is_handed for run in self._queued.values()
                 ):
@@ -282,9 +280,8 @@ class Queue:
             num_gangs += run.is_gang
             run.due = math.inf
             run.is_elsewhere = False
-            run.folder.stop_path.unlink(
-                missing_ok=True
-            )  # a request to an earlier attempt
+            # a request to an earlier attempt
+            run.folder.stop_path.unlink(missing_ok=True)
             self._workers.start(replace(run.request, given_up=given_up))
 
     def _look_elsewhere(self, run: _QueuedRun, attempt: int, now: float) -> None:

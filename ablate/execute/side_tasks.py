@@ -138,9 +138,8 @@ def _gpus() -> dict[str, float]:
     """Return memory, load and power of the GPUs that this process uses, if the driver reports them."""
     torch = sys.modules.get("torch")
     usage: dict[str, float] = {}
-    if (
-        torch is None or not torch.cuda.is_initialized()
-    ):  # a query would create a context on an unused GPU
+    # a query would create a context on an unused GPU
+    if torch is None or not torch.cuda.is_initialized():
         return usage
     for index in range(torch.cuda.device_count()):
         name = f"gpu_{index}"

@@ -157,9 +157,8 @@ def _speed(
 
 
 def _clock_mhz(device: Device) -> float | None:
-    with contextlib.suppress(
-        Exception
-    ):  # the packages of NVML and AMD SMI may be missing
+    # the packages of NVML and AMD SMI may be missing
+    with contextlib.suppress(Exception):
         return float(
             psutil.cpu_freq().current
             if device.kind == "cpu"

@@ -55,9 +55,8 @@ def execute_run(task: RunRequest, begin: Begin | None = None) -> TaskEnd:
     run = task.folder
     restrict_umask(run.path)
     end_with_this_process()
-    if (
-        state := run.state()
-    ) in END_STATES:  # handed over again after the result was written
+    # handed over again after the result was written
+    if (state := run.state()) in END_STATES:
         shutil.rmtree(run.checkpoints, ignore_errors=True)
         return TaskEnd(state=state)
     lease = Leases(run.attempts).claim(task.given_up)
@@ -96,10 +95,8 @@ def _attempt(task: RunRequest, lease: Leases, begin: Begin | None) -> TaskEnd:
     ):
         try:
             status, transient = _train(task, lease, status, begin)
-        except (
-            Exception,
-            KeyboardInterrupt,
-        ) as error:  # a trainer's exception fails its run alone
+        except (Exception, KeyboardInterrupt) as error:
+            # a trainer's exception fails its run alone
             if isinstance(error, UserError) and error.__cause__ is None:
                 print(error)
             else:
@@ -140,9 +137,8 @@ def _train(
     is_builtin = task.config.trainer is task.trainer is None
 
     def should_stop() -> bool:
-        if (
-            is_builtin
-        ):  # it asks once a step; a user's trainer may also ask while it hangs
+        # it asks once a step; a user's trainer may also ask while it hangs
+        if is_builtin:
             watch.progress()
         return (
             watch.lost
@@ -157,9 +153,8 @@ def _train(
         # Schedulers send SIGTERM before they kill.
         on_signal(lambda *_: terminated.set(), signal.SIGTERM),
     ):
-        if isinstance(
-            task.config.trainer, Command
-        ):  # the device is the command's: it is not looked at
+        # the device is the command's: it is not looked at
+        if isinstance(task.config.trainer, Command):
             from ablate.execute.command import train_by_command
 
             end, hashes = train_by_command(task, lease, watch, should_stop)
@@ -229,9 +224,8 @@ def on_signal(
     handle: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int
 ) -> Iterator[None]:
     """Handle these signals with ``handle`` during the block; outside the main thread nothing is done."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # signals reach only the main thread
+    # signals reach only the main thread
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.signal(number, handle) for number in numbers}

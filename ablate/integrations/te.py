@@ -22,9 +22,8 @@ from ablate.recipes.stacks import Quantizer, Quantizers, te_quantizers
 def _quantizers() -> dict[str, Quantizers]:
     recipe = recipe_of_environment()
     quantizers = te_quantizers(recipe)
-    print(
-        applied_line(recipe), flush=True
-    )  # a layer asks: its trainer has turned the quantisation on
+    # a layer asks: its trainer has turned the quantisation on
+    print(applied_line(recipe), flush=True)
     return quantizers
 
 
@@ -40,9 +39,8 @@ def quantizer_factory(role: Any) -> Any:
     rows = both.rows
     columns = both.columns
     if not both.from_rows and replace(rows, rht=columns.rht) == columns:
-        return _build(
-            columns
-        )  # RHT is of the columns alone in TransformerEngine's own quantiser, too
+        # RHT is of the columns alone in TransformerEngine's own quantiser, too
+        return _build(columns)
     from transformer_engine.pytorch.tensor.hybrid_tensor import HybridQuantizer
 
     return HybridQuantizer(

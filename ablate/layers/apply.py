@@ -311,9 +311,8 @@ def _output_layers(modules: Iterable[nn.Module]) -> set[object]:
         if callable(find_output):
             try:
                 outputs.add(find_output())
-            except (
-                NotImplementedError
-            ):  # transformers declares it for models without one, too
+            except NotImplementedError:
+                # transformers declares it for models without one, too
                 continue
     outputs.discard(None)
     return outputs

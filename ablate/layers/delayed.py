@@ -73,9 +73,8 @@ def delayed_amax(
         this = at.step * EVAL_CALL  # what is drawn again sees past steps
     elif position is not None:
         this = position[0] * EVAL_CALL + position[1]
-    slot = torch.where(passes == this, -2, passes).argmin(
-        keepdim=True
-    )  # else the oldest, which leaves
+    # else the oldest, which leaves
+    slot = torch.where(passes == this, -2, passes).argmin(keepdim=True)
     is_earlier = ((passes >= 0) & (passes < this)).scatter(0, slot, value=False)
     known = torch.where(is_earlier, history, 0.0).amax()
     is_known = (known > 0) & (known < math.inf)

@@ -180,9 +180,8 @@ class Deoscillation:
         state = self._state
         weight: Any = layer.weight.detach()
         local, rows = local_rows(weight)
-        whole = (
-            weight.full_tensor() if is_sharded(weight) else weight
-        )  # tiles and scales cross the rows
+        # tiles and scales cross the rows
+        whole = weight.full_tensor() if is_sharded(weight) else weight
         position = Position(step=state.step, call=EVAL_CALL, tokens=state.tokens)
         planned = layer.plan(state.tokens, whole.device).operand("fprop", "w")
         quantised = layer.operand(whole.to(torch.bfloat16), planned, position)

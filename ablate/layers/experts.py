@@ -58,9 +58,8 @@ class ExpertLinear(QuantLinear):
     ) -> None:
         nn.Module.__init__(self)
         self.index = index
-        object.__setattr__(
-            self, "_of", (holder, parameter)
-        )  # no submodule: that would be a circle
+        # no submodule: that would be a circle
+        object.__setattr__(self, "_of", (holder, parameter))
         self.out_features, self.in_features = self.weight.shape
         self.register_parameter("bias", None)
         self._follow(name, state, place)
@@ -220,6 +219,5 @@ def _grouped(
         if end > begin:
             parts.append(_product(experts.get(index), x[begin:end], weight[index]))
         begin = end
-    return torch.cat(
-        [*parts, x.new_zeros(len(x) - begin, weight.shape[1])]
-    )  # rows that no expert has
+    # rows that no expert has
+    return torch.cat([*parts, x.new_zeros(len(x) - begin, weight.shape[1])])

@@ -326,9 +326,8 @@ def weights_used_alone(state: RecipeState) -> str | None:
     Call it before the gradients are cleared. An expert that only ran in another process has a gradient, too.
     """
     layers = [layer for layer in _sites.values() if layer.state is state]
-    used_weights = {
-        id(layer.weight) for layer in layers if layer.has_run
-    }  # layers may share a weight
+    # layers may share a weight
+    used_weights = {id(layer.weight) for layer in layers if layer.has_run}
     unused: list[str] = []
     for layer in layers:
         weight = layer.weight
@@ -384,9 +383,8 @@ def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether other processes hold the rest of a tensor, as under FSDP2."""
-    return hasattr(
-        tensor, "to_local"
-    )  # a DTensor; importing its module takes half a second
+    # a DTensor; importing its module takes half a second
+    return hasattr(tensor, "to_local")
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
@@ -412,9 +410,8 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     """X [M, K] bf16, weight [N, K] → y [M, N] bf16, and the stream position (int64 [3])."""
     layer = _sites[site]
     position = layer.position()
-    with torch.autocast(
-        x.device.type, enabled=False
-    ):  # it would round the products in fp32
+    # it would round the products in fp32
+    with torch.autocast(x.device.type, enabled=False):
         y = _Pass(layer, position, x, weight).product("fprop")
     return y, torch.tensor(
         (position.step, position.call, position.tokens), dtype=torch.int64
@@ -540,9 +537,8 @@ class _Pass:
                 )
         if gemm == "wgrad":
             return out.to(self._weight.dtype)
-        return (
-            out if len(out) == self._rows else out[: self._rows].clone()
-        )  # the rows that filled it up
+        # the rows that filled it up
+        return out if len(out) == self._rows else out[: self._rows].clone()
 
     def quantise_dy_in_one_read(self) -> None:
         """Quantise dy for both gradients together, where the back end reads it only once."""

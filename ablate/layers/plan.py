@@ -167,9 +167,8 @@ def _way_back(
 ) -> OperandPolicy | None:
     if gemm == "fprop":
         return None
-    forward = (
-        recipe.fprop.left if gemm == "dgrad" else recipe.fprop.right
-    )  # dx is x's gradient, dw is w's
+    # dx is x's gradient, dw is w's
+    forward = recipe.fprop.left if gemm == "dgrad" else recipe.fprop.right
     if forward.hadamard and right.source != "high_precision":
         return forward
     return replace(forward, **NO_ROTATION) if forward.mask else None

@@ -181,9 +181,8 @@ class RecipeState:
             raise ValueError(
                 f"seed {self.seed!r} is no whole number (expected an int, as seed=3)"
             )
-        self.seed = operator.index(
-            self.seed
-        )  # a number has one stream, whatever type it came in
+        # a number has one stream, whatever type it came in
+        self.seed = operator.index(self.seed)
         by_step: list[str] = []
         by_tokens: list[str] = []
         policies = [

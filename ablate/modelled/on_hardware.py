@@ -324,9 +324,8 @@ def _gemms(
         and recipe.dgrad.right.source != "high_precision"
         and peaks is not None
     ):
-        dx += (
-            4 * _FP32 * m * k
-        )  # the gradient goes back through a rotated copy of x in fp32
+        # the gradient goes back through a rotated copy of x in fp32
+        dx += 4 * _FP32 * m * k
     gradients = _BF16 * n * k + at_use * cast
     return Memory(
         weights=_BF16 * cast, gradients=gradients, activations=dx, quantised=quantised

@@ -114,9 +114,8 @@ def build(
 def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
     folder = config_folder(str(model.hf), weights=model.pretrained)
     before = logging.root.manager.disable
-    logging.disable(
-        logging.WARNING
-    )  # indirectly imported packages log during the import
+    # indirectly imported packages log during the import
+    logging.disable(logging.WARNING)
     try:
         import transformers.modeling_utils  # noqa: F401  imports what is noisy
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -286,9 +285,8 @@ def _foreign_loss(
         hint = f"expected logits {wanted}; what returns others needs a loss of its own"
         raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
     shape = list(logits.shape)
-    if (
-        shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size
-    ):  # a padded vocabulary is larger
+    # a padded vocabulary is larger
+    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:
         raise UserError(
             f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}"
         )
@@ -338,9 +336,8 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
             f"model {name}: no linear layer to replace in {type(module).__name__}",
             hint=hint,
         )
-    config = getattr(
-        module, "config", None
-    )  # of Hugging Face; without one attention is not counted
+    # of Hugging Face; without one attention is not counted
+    config = getattr(module, "config", None)
     layers = tuple(
         _linear_layers(surveyed, getattr(config, "num_experts_per_tok", None))
     )

@@ -249,9 +249,8 @@ class Experts(nn.Module):
         )
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
-            if (
-                chosen.is_meta
-            ):  # the routes are unknown without values: assume an even share
+            # the routes are unknown without values: assume an even share
+            if chosen.is_meta:
                 even = math.ceil(chosen.numel() / len(self.experts))
                 tokens = torch.zeros(even, dtype=torch.long, device="meta")
                 choice = tokens

@@ -204,9 +204,8 @@ def _with_ranges(members: list[LayerPlace]) -> tuple[str, ...]:
     """Name layers by kind, blocks as ranges, experts in short: ``blocks.0-3.ffn.experts.*.down``."""
     blocks_of: dict[str, set[int]] = {}
     for place in members:
-        kind = _NUMBER.sub(
-            "*", _NUMBER.sub("{}", place.name, count=1)
-        )  # the first is the block
+        # the first is the block
+        kind = _NUMBER.sub("*", _NUMBER.sub("{}", place.name, count=1))
         blocks = blocks_of.setdefault(kind, set())
         if place.block is not None:
             blocks.add(place.block)

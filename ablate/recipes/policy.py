@@ -408,9 +408,8 @@ class SomeLayers:
                 None,
                 "match",
             )
-        object.__setattr__(
-            self, "role", tuple(sorted(set(self.role)))
-        )  # one id however it is written
+        # one id however it is written
+        object.__setattr__(self, "role", tuple(sorted(set(self.role))))
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)

@@ -69,9 +69,8 @@ def role_of(name: str, names: Collection[str]) -> str | None:
         if any(sign in part for part in parts):
             return role_of_sign
     *before, last = parts or [""]
-    if (
-        last == "dense" and before and before[-1] in ("intermediate", "output")
-    ):  # BERT's
+    # BERT's
+    if last == "dense" and before and before[-1] in ("intermediate", "output"):
         *before, last = before
     inside = next(filter(None, map(_kind, reversed(before))), "")
     role: str | None = _BY_PART.get(last, {}).get(inside) or _BY_LAST.get(last)
@@ -85,7 +84,8 @@ def role_of(name: str, names: Collection[str]) -> str | None:
         )
     elif (
         role is None and _kind(last) == "ffn" and len(name.split(".")) > len(parts) + 1
-    ):  # a Sequential
+    ):
+        # a Sequential
         parent, _, last_part = name.rpartition(".")
         number = int(last_part)
         has_earlier = any(f"{parent}.{index}" in names for index in range(number))

@@ -71,9 +71,8 @@ Stabiliser = Literal[
 ]
 _ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
 
-_CLOSED = ConfigDict(
-    extra="forbid", defer_build=True
-)  # most are built as part of a study's model
+# most are built as part of a study's model
+_CLOSED = ConfigDict(extra="forbid", defer_build=True)
 _FP8: dict[str, tuple[Scale, Scale, Format]] = {
     "fp8": ("tensor", "tensor", "fp8_e5m2"),
     "fp8-delayed": ("delayed", "delayed", "fp8_e5m2"),
@@ -534,11 +533,8 @@ def _policy(
             fields = _operand(name, all_keys)
         changes = _written(own_keys[name]) if name in own_keys else {}
         if changes.get("format", fields["format"]) != fields["format"]:
-            changes = {
-                "scale": "none",
-                "block": "none",
-                **changes,
-            }  # use the defaults of the new format
+            # use the defaults of the new format
+            changes = {"scale": "none", "block": "none", **changes}
         if changes.get("hadamard") == 0:  # what belongs to a rotation goes with it
             changes = NO_ROTATION | changes
         sides[side] = OperandPolicy(**fields | changes)

@@ -128,9 +128,8 @@ def run_ends(
 
 def _steady_spans(config: RecordedConfig, origin: int) -> list[tuple[float, float]]:
     """Return the spans of tokens in which an arm's training does not change; empty where unknown."""
-    if (
-        config.whole.get("trainer") is not None
-    ):  # the user's own trainer may follow another schedule
+    # the user's own trainer may follow another schedule
+    if config.whole.get("trainer") is not None:
         return []
     training = config.training or {}
     recipe = config.recipe or {}

@@ -128,9 +128,8 @@ def model_size(model: ModelConfig, *, vocab_size: int, seq_len: int) -> ModelSiz
     norms = (2 * model.layers + 1) * model.width
     router = model.layers * (model.experts or 0) * model.width
     gpt = 0
-    if (
-        model.architecture == "gpt"
-    ):  # biases of norms and linear layers, and the positions
+    # biases of norms and linear layers, and the positions
+    if model.architecture == "gpt":
         gpt = (
             norms
             + model.layers * sum(layer.outputs for layer in block)

@@ -223,11 +223,8 @@ def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
     gaps.append(places[-1] - changes[-1])
     for index, gap in enumerate(gaps):
         num_intervals = round(gap / interval)
-        is_end = index in (
-            0,
-            len(gaps) - 2,
-            len(gaps) - 1,
-        )  # the first and the last may be shorter
+        # the first and the last may be shorter
+        is_end = index in (0, len(gaps) - 2, len(gaps) - 1)
         is_whole = abs(gap - num_intervals * interval) <= 1.01 * spacing
         if num_intervals >= _FEWEST or not (is_whole or is_end):
             raise ambiguous

@@ -254,9 +254,8 @@ class LogReader:
         row: dict[str, Any] = {}
         for name, value in values.items():
             if name in ("run", "seed"):
-                if value is not None and not (
-                    name == "seed" and "seed" in self._held
-                ):  # the first seed counts
+                # the first seed counts
+                if value is not None and not (name == "seed" and "seed" in self._held):
                     self._held[name] = value
             elif name == "set":
                 if value:

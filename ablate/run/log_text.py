@@ -152,9 +152,8 @@ def _next_data(descriptor: int, offset: int, size: int) -> int:
 
 def leave_out(path: Path, begin: int, end: int) -> bool:
     """Free the storage of a part of a file, which then reads as zeros; tell whether the file system can."""
-    keep_size_and_punch = (
-        0x01 | 0x02
-    )  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h
+    # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h
+    keep_size_and_punch = 0x01 | 0x02
     with path.open("rb+") as file:
         fallocate = ctypes.CDLL(None).fallocate
         places = (ctypes.c_int64(begin), ctypes.c_int64(end - begin))

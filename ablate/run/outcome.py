@@ -172,9 +172,8 @@ def outcomes(
     last = float(np.max(tokens))
     ends = []
     for crossing, value in zip(crossings, map(float, fitted), strict=True):
-        if (
-            crossing is None
-        ):  # censored at the last evaluation: the rest was not observed
+        # censored at the last evaluation: the rest was not observed
+        if crossing is None:
             ends.append(Outcome(seed=seed, end="censored", low=last))
             continue
         low, high = crossing

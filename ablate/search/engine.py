@@ -88,9 +88,8 @@ def open_storage(folder: Path) -> BaseStorage:
         storage: BaseStorage = storages.JournalStorage(
             storages.journal.JournalFileBackend(str(path))
         )
-    except (
-        Exception
-    ) as error:  # a damaged line ends in whatever its reader stumbles over
+    except Exception as error:
+        # a damaged line ends in whatever its reader stumbles over
         message = f"cannot open Optuna's storage {path}: {first_line(error)}"
         raise UserError(message, hint="expected Optuna's journal") from error
     return storage

@@ -95,9 +95,8 @@ class SearchPlan:
         """The largest number of trials of each budget, if no front is larger than its share."""
         counts = [self.num_trials]
         for _ in self.search.budgets[1:]:
-            promoted_trials = (
-                math.ceil(self.search.keep * counts[-1]) + 1
-            )  # and the baseline
+            # and the baseline
+            promoted_trials = math.ceil(self.search.keep * counts[-1]) + 1
             counts.append(min(promoted_trials, counts[-1]))
         return tuple(counts)
 
@@ -235,9 +234,8 @@ def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
     """Yield the fronts of the feasible trials, best first: a front is what nothing left dominates."""
     rest = [trial for trial in trials if is_feasible(trial)]
     while rest:
-        best = {
-            trial.number for trial in study_of(rest).best_trials
-        }  # a study in memory numbers them anew
+        # a study in memory numbers them anew
+        best = {trial.number for trial in study_of(rest).best_trials}
         yield [trial for index, trial in enumerate(rest) if index in best]
         rest = [trial for index, trial in enumerate(rest) if index not in best]
 

@@ -56,9 +56,8 @@ def propose_values(
         yield dict(shared)
         if tuning.sampler == "grid":
             yield from combinations(fields)
-        elif len(seen) >= 2 * (
-            1 + len(fields)
-        ):  # the first points are spread over the space
+        elif len(seen) >= 2 * (1 + len(fields)):
+            # the first points are spread over the space
             options = {"n_startup_trials": 1, "multivariate": len(fields) > 1}
             for values in suggestions(
                 seen, distributions, seed_of(tuning.seeds[0], seed), **options

@@ -204,9 +204,8 @@ def save_manifest(
         "rows": rows,
         "fingerprints": list(fingerprints),
     }
-    if (
-        prefix is not None and not prefix.exists()
-    ):  # first: a run that is killed here comes here again
+    # first: a run that is killed here comes here again
+    if prefix is not None and not prefix.exists():
         draft = prefix.with_name(f".{prefix.name}.{os.getpid()}")
         shutil.rmtree(draft, ignore_errors=True)
         try:
@@ -246,9 +245,8 @@ def _copy_state(folder: Path, manifest: dict[str, Any], target: Path) -> None:
         copy = target / _FOLDER / part["name"]
         copy.unlink(missing_ok=True)
         try:
-            copy.hardlink_to(
-                source
-            )  # such a file is never written again, only replaced
+            # such a file is never written again, only replaced
+            copy.hardlink_to(source)
         except OSError:  # a file system without hard links
             shutil.copyfile(source, copy)
     write_record(_manifest_path(target / _FOLDER, manifest["step"]), manifest)

@@ -111,9 +111,8 @@ class Leases:
         ``given_up``: an attempt on another machine that the caller has already found dead. A new ``Leases``
         cannot know that from its first look.
         """
-        latest = (
-            self.latest()
-        )  # looked up once: the claim must follow the very attempt that was checked
+        # looked up once: the claim must follow the very attempt that was checked
+        latest = self.latest()
         if latest != given_up and self.is_held(latest):
             return None
         self.now = steady_time()
@@ -132,9 +131,8 @@ class Leases:
         target = self.path(latest + 1)
         try:
             os.link(draft, target)
-        except (
-            OSError
-        ):  # taken, or a file system without hard links: created first, filled after
+        except OSError:
+            # taken, or a file system without hard links: created first, filled after
             try:
                 with target.open("xb") as file:
                     file.write(draft.read_bytes())

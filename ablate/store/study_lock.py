@@ -51,9 +51,8 @@ def running(store: StudyStore, plan: LockedPlan) -> Iterator[bool]:
                 store.write_plan(plan)
             fcntl.flock(file, fcntl.LOCK_SH)
             is_same = False
-            with contextlib.suppress(
-                OSError, UserError
-            ):  # the study may have been removed meanwhile
+            # the study may have been removed meanwhile
+            with contextlib.suppress(OSError, UserError):
                 holder = lock.read_text(encoding="utf-8").strip() or holder
                 is_there = os.path.samestat(lock.stat(), os.fstat(file.fileno()))
                 is_same = is_there and plan_to_json(store.plan()) == plan_to_json(plan)

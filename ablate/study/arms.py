@@ -97,9 +97,8 @@ class Arms:
         parts = self._parts_at("base")
         self._check(Parts((parts,)))
         budgets = self._source.get("search", "budgets")
-        if (
-            isinstance(budgets, list) and budgets
-        ):  # the arms of a search are checked at its smallest budget
+        # the arms of a search are checked at its smallest budget
+        if isinstance(budgets, list) and budgets:
             parts = (*parts, Part(("search", "budgets", 0), ("training", "tokens")))
         return Parts((parts,))
 
@@ -144,9 +143,8 @@ class Arms:
                     Part(level.place, tuple(level.factor.split(".")))
                     for level in cell.levels
                 ]
-                levels.sort(
-                    key=lambda part: len(part.sets)
-                )  # a section before its fields
+                # a section before its fields
+                levels.sort(key=lambda part: len(part.sets))
                 arm = self._add(
                     cell.name, replace(inherited.under(*levels), is_cell=True)
                 )
@@ -272,9 +270,8 @@ class Arms:
             self._by_content[content] = name
         elif parts.is_cell:
             self.folded[name] = same
-        elif not self.faults.any_within(
-            "arms", name
-        ):  # else it may differ in what cannot be read
+        elif not self.faults.any_within("arms", name):
+            # else it may differ in what cannot be read
             self.refuse_same(arm, same)
         return self._by_content[content]
 

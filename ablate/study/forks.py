@@ -56,9 +56,8 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
             and content_of(arm) == content_of(parent)
             and parent is not arm
         ):
-            arms.refuse_same(
-                arm, fork.arm
-            )  # ``Arms`` sees it only if the parent comes first in the file
+            # ``Arms`` sees it only if the parent comes first in the file
+            arms.refuse_same(arm, fork.arm)
         is_fork = misfit is None and fork.arm != name
         arms.arms[name] = replace(arm, fork=fork if is_fork else None)
     if not forks or faults:

@@ -172,9 +172,8 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
 
 
 def _is_known(place: Path, name: str, factors: Factors, faults: Faults) -> bool:
-    if name not in dict(
-        faults.source.items(*_FACTORS)
-    ):  # otherwise the factor has a fault already
+    # otherwise the factor has a fault already
+    if name not in dict(faults.source.items(*_FACTORS)):
         faults.add(
             place,
             f"'{safe_text(name)}' is no factor of this grid",

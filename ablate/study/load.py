@@ -175,9 +175,8 @@ def _stop_rule(file: StudyFile) -> StopRule | None:
     if file.stop is None and not isinstance(file.seeds, SeedsSection):
         return None
     settled = None
-    if isinstance(
-        file.seeds, SeedsSection
-    ):  # a look is taken after each seed from ``at_least`` on
+    # a look is taken after each seed from ``at_least`` on
+    if isinstance(file.seeds, SeedsSection):
         looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
         settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
     return StopRule(

@@ -231,9 +231,8 @@ class Sections:
             value, replaces = _value_of(source, part)
             merged = value if replaces else _merge(merged, value)
         written = merged if isinstance(merged, dict) else {}
-        is_unknown = (
-            section == "model" and "preset" in written
-        )  # of a known one the fields are there
+        # of a known one the fields are there
+        is_unknown = section == "model" and "preset" in written
         kind = ModelSection if is_unknown else _TYPES[section]
         try:
             value = _adapter(kind).validate_python(merged)
@@ -288,8 +287,7 @@ class Sections:
 
     def _join(self, path: str) -> str:
         file = FilePath(path)
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no such user (~nobody): keep the path as it is
+        # no such user (~nobody): keep the path as it is
+        with contextlib.suppress(RuntimeError):
             file = file.expanduser()
         return str(self._folder / file)

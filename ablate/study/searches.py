@@ -241,9 +241,10 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
         for arm in arms.arms.values():
             parts = arm.parts.under(*trial)
             training = arms.sections.build("training", parts).value
+            # as in its runs
             training = replace(
                 training, eval_every_tokens=arm.training.eval_every_tokens
-            )  # as in its runs
+            )
             for misfit in checks.budget_misfits(training, arm.recipe):
                 arms.add_fault(arm.name, parts, misfit)
 

@@ -202,9 +202,8 @@ def run_tags(
 
 def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
     """Flatten the resolved configuration, without fields that have no effect, and the arm's factors."""
-    if isinstance(
-        config.get("trainer"), dict
-    ):  # a command has a model, data and settings of its own
+    # a command has a model, data and settings of its own
+    if isinstance(config.get("trainer"), dict):
         training = {
             key: value for key, value in config["training"].items() if key in REACHES
         }

@@ -165,9 +165,8 @@ class Mirror:
             _stamp(sorted(self._report.rglob("*"))),
             partial(self._send_report, summary),
         )
-        if (
-            self._has_new_runs
-        ):  # a repeated request may have made two: all but one are deleted
+        # a repeated request may have made two: all but one are deleted
+        if self._has_new_runs:
             self._sink.known_runs(experiment, store_id(self._store), self._mlflow_ids())
 
     def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:

@@ -161,15 +161,12 @@ class WholeSteps:
         if graph.is_warm and graph.captured is None:
             try:
                 graph.capture(trainee, sequences, self._stream)
-            except (
-                Exception
-            ) as error:  # of torch, Triton or a library, each with its own types
-                trainee.optimizer.zero_grad(
-                    set_to_none=True
-                )  # they lie in the memory of the graph
-                first = (
-                    error.__context__ or error
-                )  # that which ended the capture, not the end itself
+            except Exception as error:
+                # they lie in the memory of the graph
+                # of torch, Triton or a library, each with its own types
+                trainee.optimizer.zero_grad(set_to_none=True)
+                # that which ended the capture, not the end itself
+                first = error.__context__ or error
                 self.eager = f"the capture failed: {with_type(first)}"
                 self._on_eager(self.eager)
                 self.forget()

@@ -50,9 +50,8 @@ class Group:
         for of_process in self.gathered(figures_here):
             figures.update(of_process)
         total = 0.0
-        for index in range(
-            count
-        ):  # sum() would add in higher precision from Python 3.12 on
+        # sum() would add in higher precision from Python 3.12 on
+        for index in range(count):
             total += figures[index]
         return total
 
@@ -138,6 +137,5 @@ def shard(
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(
-                enable=True
-            )  # the only reduction of gloo
+            # the only reduction of gloo
+            part.set_force_sum_reduction_for_comms(enable=True)

@@ -290,9 +290,8 @@ class _Run:
         if self.observer is not None:
             stepped = time.perf_counter() - started
             self.observer.after()
-            started = (
-                time.perf_counter() - stepped
-            )  # the observer's time does not count for the speed
+            # the observer's time does not count for the speed
+            started = time.perf_counter() - stepped
         state.tokens = (step + 1) * self.after_fork.plan.tokens_per_step
         reset = None if self.reads_late else take_step(trainee)
         sums: dict[str, Any] = {
@@ -309,9 +308,8 @@ class _Run:
         state.tokens = step * self.after_fork.plan.tokens_per_step
 
     def _refuse_unused_layers(self) -> None:
-        if (
-            self.config.model.is_built_in or self.group.size > 1
-        ):  # an expert may run only elsewhere
+        # an expert may run only elsewhere
+        if self.config.model.is_built_in or self.group.size > 1:
             return
         fault = weights_used_alone(self.after_fork.state)
         if fault is not None:

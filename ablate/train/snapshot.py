@@ -181,9 +181,8 @@ def save_weights(
     weights = _gathered_weights(model, group)
     if group.rank != 0:
         return
-    for draft in folder.parent.glob(
-        f".{folder.name}.*"
-    ):  # by an attempt that was killed
+    # by an attempt that was killed
+    for draft in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(draft, ignore_errors=True)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -193,14 +192,12 @@ def save_weights(
         if config.data.tokenizer == "bpe" and tokenizer is not None:
             _write_tokenizer(tokenizer, draft)
         for path in draft.iterdir():
-            path.chmod(
-                draft.stat().st_mode & 0o666
-            )  # the umask's: safetensors lets only the owner read
+            # the umask's: safetensors lets only the owner read
+            path.chmod(draft.stat().st_mode & 0o666)
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # of an attempt that was killed before its result
+        # of an attempt that was killed before its result
+        shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -89,9 +89,8 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
         module, loss = build_network(config, state, initial_seed=initial_seed)
     module.train()  # transformers loads a checkpoint in evaluation mode, without dropout
     if settings.master_weights == "bf16":
-        for parameter in (
-            module.parameters()
-        ):  # not the buffers: rotary frequencies, past magnitudes
+        # not the buffers: rotary frequencies, past magnitudes
+        for parameter in module.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
     if settings.compile:
         _compile_blocks(module, is_dynamic=False if config.model.is_built_in else None)
@@ -133,9 +132,8 @@ def _compile_blocks(module: nn.Module, *, is_dynamic: bool | None) -> None:
     """
     from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
-    refuse_open_folder(
-        Path(cache_dir())
-    )  # usually in /tmp, by the user's name; code is loaded from it
+    # usually in /tmp, by the user's name; code is loaded from it
+    refuse_open_folder(Path(cache_dir()))
     torch.compiler.reset()
     limits = torch._dynamo.config  # noqa: SLF001  there is no public way
     limits.cache_size_limit = sys.maxsize
@@ -172,10 +170,8 @@ def set_optimizer(
     optimizer: torch.optim.Optimizer, settings: TrainingConfig, rate: float
 ) -> None:
     """Set what AdamW reads at a step: the settings may change at a fork."""
-    decays = (
-        settings.weight_decay,
-        0.0,
-    )  # of matrices, and of the rest, in the order of ``_adamw``
+    # of matrices, and of the rest, in the order of ``_adamw``
+    decays = (settings.weight_decay, 0.0)
     betas = (settings.beta1, settings.beta2)
     for parameters, decay in zip(optimizer.param_groups, decays, strict=True):
         parameters.update(betas=betas, eps=settings.adam_eps, weight_decay=decay)
@@ -212,9 +208,8 @@ def set_gradients(
     figures: list[Tensor] = []
     for call in range(group.rank, count, group.size):
         state.call = call
-        if not isinstance(
-            module, Decoder
-        ):  # so that a resumed run has the dropout of an uninterrupted one
+        # so that a resumed run has the dropout of an uninterrupted one
+        if not isinstance(module, Decoder):
             torch.manual_seed(stream_seed(state.seed, f"dropout/{state.step}/{call}"))
         inputs, targets = inputs_and_targets(parts[call])
         trained, loss = trainee.loss(module, inputs, targets, "mean")

@@ -71,9 +71,8 @@ def _load_cpu_quantiser(listener: Listener) -> None:
         listener.say(f"The CPU quantiser is compiled into {path}: {why_not_usual}.")
     if will_build():
         listener.say("Compiling the CPU quantiser, once for this machine: 10 to 90 s …")
-        threading.Thread(
-            target=load, daemon=True
-        ).start()  # Ctrl-C does not wait for it
+        # Ctrl-C does not wait for it
+        threading.Thread(target=load, daemon=True).start()
     else:
         load()
 

@@ -91,9 +91,8 @@ def run_study(
         _refusal_leaves_nothing(store, where, is_new=is_new),
         running(store, plan) as is_shared,
     ):
-        write_bytes_atomic(
-            store.path / "source", str(loaded.path.absolute()).encode()
-        )  # for `run NAME`
+        # for `run NAME`
+        write_bytes_atomic(store.path / "source", str(loaded.path.absolute()).encode())
         if is_shared:
             listener.say("Somebody else runs this study, too: its runs are shared.")
         if plan.tuning is not None and not plan.tuning.done and not as_pilot:
@@ -160,9 +159,8 @@ def choose_runs(
     """
     names = {arm.name for arm in plan.arms}
     known_seeds = {run.seed for _, run in plan.runs()}
-    if (
-        plan.tuning is not None
-    ):  # an arm whose best values are the study's own is its own tuned arm
+    # an arm whose best values are the study's own is its own tuned arm
+    if plan.tuning is not None:
         stands_for = {
             tuned_name(name): name for name in names if tuned_name(name) not in names
         }
@@ -251,9 +249,8 @@ def _execute(
                 continue
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                if (
-                    num_seeds is not None
-                ):  # between two waves Ray stays up, and a stop request is noticed
+                # between two waves Ray stays up, and a stop request is noticed
+                if num_seeds is not None:
                     ray.enter_context(connection(where.address, listener.say))
                     is_stop_requested = stop_request(store.path)
             elif is_stop_requested():

@@ -106,9 +106,8 @@ def _search_on(
         f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
         f"budget; {num_ended} trials have ended before."
     )
-    arms = [
-        plan.arm(planned.baseline) for plan in planned.plans
-    ]  # all arms have the same data
+    # all arms have the same data
+    arms = [plan.arm(planned.baseline) for plan in planned.plans]
     corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     store.write_plan(tried_plan(planned, known_trials))

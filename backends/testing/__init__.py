@@ -65,9 +65,8 @@ class Check:
             result = self.run()
         except Skip as reason:
             return {"result": "skipped", "detail": str(reason)}, None
-        except (
-            Exception
-        ) as fault:  # errors of drivers and compilers are failures to find
+        except Exception as fault:
+            # errors of drivers and compilers are failures to find
             detail = (
                 str(fault)
                 if isinstance(fault, AssertionError) and str(fault)

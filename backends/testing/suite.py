@@ -155,9 +155,8 @@ def difference(operand: Operand, expected: Operand) -> str | None:
     """Say in a few words how an operand differs from one on the CPU; None where the bits are the same."""
     values = operand.values.cpu().float()
     descale = operand.descale
-    if (
-        isinstance(descale, Tensor) and descale.numel() > 1
-    ):  # one per row; the reference's values have them
+    # one per row; the reference's values have them
+    if isinstance(descale, Tensor) and descale.numel() > 1:
         values = dequantised(operand).cpu()
         descale = 1.0
     if values.shape != expected.values.shape:

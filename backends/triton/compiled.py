@@ -145,9 +145,8 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
         kernel = _compile(
             gemm_kernel, target, types, constants, tile.warps, tile.stages
         )
-    except (
-        Exception
-    ) as error:  # compilers raise many types; each means that this tile cannot be used
+    except Exception as error:
+        # compilers raise many types; each means that this tile cannot be used
         problems = (f"does not compile: {error}",)
         return Compiled(
             kernel="gemm", target=target, variant=variant, problems=problems

@@ -43,9 +43,8 @@ def random_words(
     c0 = (column // 4 + tl.arange(0, COLUMNS // 4)[None, :]).to(tl.uint32) + zero
     c1 = (row + tl.arange(0, ROWS)[:, None]).to(tl.uint32) + zero
     c0, c1, c2, c3 = philox(c0, c1, key0, key1, step, call)
-    pairs = tl.join(
-        tl.join(c0, c2), tl.join(c1, c3)
-    )  # 32 columns apart, and neighbours
+    # 32 columns apart, and neighbours
+    pairs = tl.join(tl.join(c0, c2), tl.join(c1, c3))
     strips = tl.reshape(pairs, [ROWS, COLUMNS // 64, 16, 2, 2])
     return tl.reshape(tl.trans(strips, 0, 1, 3, 2, 4), [ROWS, COLUMNS])
 
@@ -220,9 +219,8 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
     MANTISSA: tl.constexpr = ELEMENT.mantissa_bits
     LEAST: tl.constexpr = (127 + ELEMENT.min_exponent) << 23
     magnitude = tl.minimum(tl.abs(v), ELEMENT.max)
-    power = tl.maximum(
-        magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST
-    )  # 2^exponent, as bits
+    # 2^exponent, as bits
+    power = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, LEAST)
     if ROUNDING == "nearest":
         # fp32 beside 1.5 × 2^23 steps has no bits for parts of a step: the sum is rounded, ties to even.
         large = (power + (((23 - MANTISSA) << 23) + 0x400000)).to(

@@ -95,9 +95,8 @@ def _store_values(value, up, is_bad, place, inside, SIDE: tl.constexpr):
     if SIDE.family == "tensor":
         value = tl.where(is_bad, float("nan"), value)
     value = value * up[:, :, None]  # a bad block's scale is NaN
-    if (
-        SIDE.family == "e8m0" and SIDE.element.mantissa_bits == 3
-    ):  # MXFP8 reaches below bf16's smallest
+    # MXFP8 reaches below bf16's smallest
+    if SIDE.family == "e8m0" and SIDE.element.mantissa_bits == 3:
         value = round_to_bf16(value)
     N: tl.constexpr = value.shape[0]
     K: tl.constexpr = value.shape[1] * value.shape[2]
@@ -393,9 +392,8 @@ def scale_kernel(
     if parts is not None:
         most = tl.zeros([PARTS], tl.int32)
         start = number * 0
-        while (
-            start < number
-        ):  # Triton 3.6's interpreter has no range of a number that it is given
+        # Triton 3.6's interpreter has no range of a number that it is given
+        while start < number:
             place = start + tl.arange(0, PARTS)
             part = to_fp32(tl.load(parts + place, mask=place < number, other=0.0))
             most = tl.maximum(most, part.to(tl.int32, bitcast=True) & 0x7FFFFFFF)

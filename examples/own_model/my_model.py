@@ -55,9 +55,8 @@ class Net(nn.Module):
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(seq_len, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.head = nn.Linear(
-            width, vocab_size
-        )  # by its name and place it keeps high precision
+        # by its name and place it keeps high precision
+        self.head = nn.Linear(width, vocab_size)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of each next token."""
@@ -98,10 +97,8 @@ def train(
     device: str,
 ) -> TrainResult:
     """Train one run, ``config``, on (training, validation) tokens; return how it ended."""
-    settings, plan = (
-        config.training,
-        plan_steps(config.training),
-    )  # tokens as whole steps
+    # tokens as whole steps
+    settings, plan = (config.training, plan_steps(config.training))
     training, validation = tokens
     torch.manual_seed(config.seed)  # a seed has the same initial weights in all arms
     model = build(

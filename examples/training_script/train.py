@@ -47,6 +47,5 @@ trainer = Trainer(
         disable_tqdm=True,
     ),
 )  # fmt: skip
-trainer.train(
-    resume_from_checkpoint=get_last_checkpoint(str(given.out))
-)  # None begins anew
+# None begins anew
+trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)))

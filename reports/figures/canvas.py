@@ -96,9 +96,8 @@ def drawing(draw: Callable[[Any], Picture | None]) -> Callable[[Any], Drawing | 
             name, title, figure, caption = picture
             mpl.rcParams["svg.hashsalt"] = name
             figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-            figure.set_layout_engine(
-                None
-            )  # laid out once: the PNG keeps the SVG's places
+            # laid out once: the PNG keeps the SVG's places
+            figure.set_layout_engine(None)
             axes = [_scales(axis) for axis in figure.axes]
             png = to_png(figure)
         return Drawing(name, title, caption, svg.getvalue(), png, axes)

@@ -114,9 +114,8 @@ def _draw_intervals(axis: Any, analysis: Analysis, points: list[float]) -> bool:
     for row, arm in enumerate(analysis.others):
         token_cost = arm.token_cost
         if token_cost.kind == "interval":
-            low = (
-                -1.0 if token_cost.low is None else token_cost.low
-            )  # None: beyond the range of numbers
+            # None: beyond the range of numbers
+            low = -1.0 if token_cost.low is None else token_cost.low
             high = math.inf if token_cost.high is None else token_cost.high
             bars.append((row, looks[arm.name]["color"], low, high))
             edges += [low, high]

@@ -299,7 +299,6 @@ def make_table(
 
 def escape_latex(text: str) -> str:
     """Escape text for LaTeX; line breaks become spaces, characters that do not print are removed."""
-    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(
-        " "
-    )  # without an argument strip would remove NBSP too
+    # without an argument strip would remove NBSP too
+    flat = re.sub(r"[ \t\r\n]+", " ", text).strip(" ")
     return "".join(_LATEX.get(c, c if c.isprintable() else "") for c in flat)

@@ -130,9 +130,8 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
     for i, matrix in enumerate(analysis.matrices, 1):
         rows = []
         for gemms, names in zip(matrix.gemms, matrix.arms, strict=True):
-            low = f" +{NBSP}".join(
-                gemm.capitalize() for gemm in gemms
-            )  # a line breaks only before a plus
+            # a line breaks only before a plus
+            low = f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
             rows.append((low, *(texts[name] for name in names)))
         stabilisers = [
             "no stabiliser" if word == PLAIN else word for word in matrix.stabilisers
@@ -257,9 +256,8 @@ def design_table(analysis: Analysis) -> Table:
 def _plain(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(
-        value, dict
-    ):  # a part of a recipe, without the values that are not set
+    # a part of a recipe, without the values that are not set
+    if isinstance(value, dict):
         known = ", ".join(
             f"{key}: {_plain(item)}" for key, item in value.items() if item is not None
         )

@@ -226,6 +226,5 @@ def test_bad_operands_are_refused_by_every_back_end():
 
 
 def test_every_built_in_back_end_is_held_to_the_suite():
-    assert {*BACKENDS, "triton"} == {
-        *BUILT_IN
-    }  # Triton's is interpreted in ``triton/``
+    # Triton's is interpreted in ``triton/``
+    assert {*BACKENDS, "triton"} == {*BUILT_IN}

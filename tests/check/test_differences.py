@@ -41,9 +41,8 @@ def test_the_same_values_differ_nowhere_and_a_last_bit_is_one(policy):
 
 def test_ties_that_go_away_from_zero_and_no_others():
     x = torch.tensor([6.0, 0.25, -0.75, -2.5]).repeat(32, 8).bfloat16()
-    away = values(
-        x, replace(MXFP4, rounding="nearest_away")
-    )  # but for -0.75, whose even neighbour it is
+    # but for -0.75, whose even neighbour it is
+    away = values(x, replace(MXFP4, rounding="nearest_away"))
     (tie,) = compared(away, x, MXFP4).values()
     assert (tie.cause, tie.count) == ("tie", 2 * 8 * 32)
     assert (tie.row, tie.column, tie.exact, tie.expected, tie.found) == (

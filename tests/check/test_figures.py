@@ -36,9 +36,8 @@ def test_distances_from_what_is_expected():
     assert one.off(1.2) == pytest.approx(-10)
     assert RatioEstimate(value=0.9, error=0.0).off(1.0) == -math.inf
     assert [one.is_at(expected) for expected in (1.2, 1.0)] == [False, True]
-    assert RatioEstimate(value=1 - 1e-7, error=0.0).is_at(
-        1.0
-    )  # the arithmetic's own error
+    # the arithmetic's own error
+    assert RatioEstimate(value=1 - 1e-7, error=0.0).is_at(1.0)
     assert not nothing.is_at(1.0)
     assert one.agrees_with(other)  # 4 standard errors
     assert nothing.agrees_with(nothing)
@@ -88,9 +87,8 @@ def test_one_draw_has_only_bias():
     assert found.relative_error.value == pytest.approx(0.1, rel=1e-4)
     parts = [one.value for one in (found.scale_bias, found.dead_zone, found.grid_noise)]
     assert sum(parts) == pytest.approx(1.0)
-    assert (
-        parts[0] < 0 < parts[1] < parts[2]
-    )  # rounding to whole numbers errs more than 10 %
+    # rounding to whole numbers errs more than 10 %
+    assert parts[0] < 0 < parts[1] < parts[2]
 
 
 def test_a_word_shared_by_neighbours_is_seen_although_their_signs_differ():

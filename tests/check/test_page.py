@@ -10,9 +10,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_the_docs_have_a_record_of_a_cpu_that_failed_nothing():
     paths = sorted((DOCS / "devices").glob("*.json"))
     records = [read_proof(path) for path in paths]
-    names = [
-        path.stem.removesuffix("-benchmark") for path in paths
-    ]  # of benchmarks/device.py
+    # of benchmarks/device.py
+    names = [path.stem.removesuffix("-benchmark") for path in paths]
     assert names == [record.machine.file_name for record in records]
     assert any(
         record.machine.device.kind == "cpu" and "failed" not in str(record)

@@ -108,9 +108,8 @@ def test_nobody_else_can_read_the_key(dashboard, storage):
         for path in storage.rglob("*")
         if path.is_file() and dashboard.key in path.read_bytes()
     ]
-    assert [path.name for path in holders] == [
-        "pages.html"
-    ]  # the browser's, while it is open
+    # the browser's, while it is open
+    assert [path.name for path in holders] == ["pages.html"]
     assert holders[0].stat().st_mode & 0o777 == 0o600
     for path in (
         *new_files("/tmp", dashboard.started),
@@ -179,9 +178,8 @@ def test_whoever_has_the_key_writes_into_the_artifacts_of_the_storage_alone(
     run = json.load(ask("api/2.0/mlflow/runs/create", experiment_id="2"))["run"][
         "info"
     ]["run_id"]
-    ask(
-        f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=file", a="b"
-    ).close()  # the test can fail
+    # the test can fail
+    ask(f"ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=file", a="b").close()
     assert list(storage.rglob(f"mlartifacts/**/{run}/artifacts/file"))
 
 

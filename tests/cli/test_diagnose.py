@@ -100,9 +100,8 @@ def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(
     )
     run.status_path.unlink()
     assert execute_run(replace(task, keep_weights=True)).state == "finished"
-    RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(
-        parents=True
-    )  # as --set name=… leaves it
+    # as --set name=… leaves it
+    RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(parents=True)
     assert found("0123", *QUICK)["weights"] == "the weights at its end"
     kept = run.weights / "model.safetensors"
     kept.write_bytes(kept.read_bytes()[:-9])

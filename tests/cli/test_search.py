@@ -55,17 +55,15 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     found = json.loads((folder / "runs/s/search/search.json").read_text())
     assert found["is_done"]
     tried, went_on = (rung["points"] for rung in found["rungs"])
-    assert (
-        len({trial["name"] for trial in tried}) == 8
-    )  # of 8: bf16, tseng and three GEMMs × two
+    # of 8: bf16, tseng and three GEMMs × two
+    assert len({trial["name"] for trial in tried}) == 8
     front = {trial["name"] for trial in went_on if trial["on_front"]}
 
     arms = StudyStore(folder / "runs/s").plan().arms
     assert [arm.name for arm in arms][:2] == ["bf16 @ 40k", "tseng @ 40k"]
     assert len(arms) == len(tried) + len(went_on)
-    assert (
-        trained(folder) <= len(arms) + 3
-    )  # what was killed in the middle is run again
+    # what was killed in the middle is run again
+    assert trained(folder) <= len(arms) + 3
     assert (
         f"{len(arms)} of {len(arms)} done" in ablate("status", "s.yaml", cwd=folder).out
     )

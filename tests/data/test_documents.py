@@ -179,9 +179,8 @@ def test_near_copies_share_half_of_their_long_lines(tmp_path):
 
 
 def test_documents_come_back_whole_up_to_a_limit(tmp_path):
-    texts = iter(
-        ["one\n", " \n", "", "tw\ud800", "one", "five", "six"]
-    )  # JSON can hold lone surrogates
+    # JSON can hold lone surrogates
+    texts = iter(["one\n", " \n", "", "tw\ud800", "one", "five", "six"])
     read = Documents(encoded(texts, 14), tmp_path / "s")
     assert list(read.texts([2, 0, 1])) == [b"one", b"one\n", b"tw?"]
     assert list(read.texts()) == [b"one\n", b"tw?", b"one", b"five"]

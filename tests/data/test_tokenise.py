@@ -118,9 +118,8 @@ def test_bpe_gives_the_text_back_and_text_cannot_spell_the_end_token(texts, tmp_
     ] == documents
     assert ids.max() < 300
     assert len(ids) < sum(map(len, documents)) / 1.5
-    assert (
-        256 < train_bpe([b"aa aa"], 5000).vocab_size < 260
-    )  # too little text for the vocabulary
+    # too little text for the vocabulary
+    assert 256 < train_bpe([b"aa aa"], 5000).vocab_size < 260
 
 
 def test_bpe_learns_from_training_documents_alone_up_to_a_limit(

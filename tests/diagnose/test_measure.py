@@ -131,9 +131,8 @@ def test_noise_and_signal_of_gradients_with_known_ones(sequences):
         ([math.nan, 1.0], 2.0, 2),
     ):
         assert data_noise(energies, whole, count) is None
-    assert (
-        data_noise([1.0, 1.0], 1.0, 2)["signal_energy"] <= 0
-    )  # noise explains all of it
+    # noise explains all of it
+    assert data_noise([1.0, 1.0], 1.0, 2)["signal_energy"] <= 0
 
 
 def measured(x, policy, axis=1, key=KEY):

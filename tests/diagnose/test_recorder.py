@@ -248,9 +248,8 @@ def test_a_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
         gemms.setdefault(row["step"], set()).add(row["gemm"])
     assert blocks == {"1", "2", "3"}
     assert gemms == {0: set(ALL), 4: {"fprop"}}
-    assert (
-        run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []
-    )  # nothing is quantised
+    # nothing is quantised
+    assert run(make_config(**SHORT), tokens, Diagnostics(every_tokens=STEP))[1] == []
 
 
 @pytest.mark.exhaustive
@@ -272,9 +271,8 @@ def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
     assert chosen_layers("ends and middle", plain, where) == [
         f"blocks.{n}.{part}" for n in (0, 8, 15) for part in ("qkv", "down")
     ]
-    nvidia = PRESETS[
-        "nvidia-nvfp4"
-    ].recipe  # first 2 and last 8 blocks in high precision
+    # first 2 and last 8 blocks in high precision
+    nvidia = PRESETS["nvidia-nvfp4"].recipe
     assert {
         name.split(".")[1] for name in chosen_layers("ends and middle", nvidia, where)
     } == {"2", "5", "7"}
@@ -289,9 +287,8 @@ def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
         ("load", "blocks.0.ffn", step) for step in (0, 2, 4)
     ]
     for row in diagnosed_rows:
-        choices = [
-            round(share * STEP) for share in row["shares"]
-        ]  # two of each of the STEP / 2 tokens
+        # two of each of the STEP / 2 tokens
+        choices = [round(share * STEP) for share in row["shares"]]
         assert sum(choices) == STEP
         assert row["shares"] == pytest.approx(
             [each / STEP for each in choices], rel=1e-5

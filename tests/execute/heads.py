@@ -34,9 +34,8 @@ def environment_with_token(folder):
 @contextlib.contextmanager
 def ray_head(environment, port, dashboard=None, num_cpus=2):
     """Start a head node; give a function that kills all its processes with kill -9."""
-    short = tempfile.mkdtemp(
-        prefix="ray", dir="/tmp"
-    )  # a socket's path has room for 107 letters
+    # a socket's path has room for 107 letters
+    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     pages = (
         [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
         if dashboard

@@ -68,9 +68,8 @@ def test_a_local_ray_that_starts_too_slowly_is_ended_and_started_once_more(
 ):
     begun = []
     others = []
-    monkeypatch.setattr(
-        os, "environ", dict(os.environ)
-    )  # the connection sets variables of Ray's
+    # the connection sets variables of Ray's
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(cluster, "_private_folder", lambda: tmp_path)
 
     def init(**_):
@@ -218,9 +217,8 @@ def test_a_cluster_whose_folder_others_can_write_is_warned_of(
 
 def test_a_token_that_others_can_read_is_warned_of(tmp_path, monkeypatch):
     path = tmp_path / "token"
-    monkeypatch.setattr(
-        os, "environ", {"RAY_AUTH_TOKEN_PATH": str(path)}
-    )  # nothing is left for other tests
+    # nothing is left for other tests
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN_PATH": str(path)})
     assert cluster.use_token() is None
     assert "RAY_AUTH_MODE" not in os.environ
     path.write_text("secret")

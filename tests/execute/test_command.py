@@ -194,9 +194,8 @@ def test_a_daemon_that_has_cleared_and_closed_all_ends_with_its_command(tmp_path
     stop_after = 1 if end == "interrupted" else math.inf
     follower, _ = attempt(tmp_path, config_of_code(code), stop_after=stop_after)
     assert follower.state == end, follower.message
-    assert not Path(
-        "/proc", (tmp_path / "pid").read_text().strip()
-    ).exists()  # no zombie of ours, either
+    # no zombie of ours, either
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
@@ -352,9 +351,8 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     log = tmp_path / "slurm.log"
     before = log.stat().st_size
-    worker = in_child(
-        lambda: attempt(tmp_path, job("1"), 2, rows)
-    )  # it must live longer than the worker
+    # it must live longer than the worker
+    worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))
     wait_until(lambda: log.stat().st_size > before)
     kill(worker, *processes_of(tmp_path))
     os.waitpid(worker, 0)

@@ -61,9 +61,8 @@ def test_a_run_says_what_it_ran_on(monkeypatch):
         return describe_environment([choice], [], where, None, fingerprints=["a1"])
 
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setattr(
-        environment, "version_of", {"triton-rocm": "3.9.0"}.get
-    )  # as ROCm names it
+    # as ROCm names it
+    monkeypatch.setattr(environment, "version_of", {"triton-rocm": "3.9.0"}.get)
     record = described("emulated", "cpu")
     assert (record["gpu_uuid"], record["fingerprints"], record["triton"]) == (
         None,
@@ -152,9 +151,8 @@ def test_code_is_the_commit_and_what_differs_from_it(tmp_path):
     for words in (["init", "-q"], [*commit, "--allow-empty"], ["add", "venv"], commit):
         subprocess.run([*git, *words], check=True)
         commits.append(commit_of(folder))
-    assert (
-        commits[:3] == [None] * 3
-    )  # as an installed package inside a user's repository
+    # as an installed package inside a user's repository
+    assert commits[:3] == [None] * 3
     assert [len(name) for name in commits[3:]] == [12 + 9, 12]
     for content in "23":
         (folder / "train.py").write_text(content)

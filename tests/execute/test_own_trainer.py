@@ -63,9 +63,8 @@ def test_the_example_trains_its_arms_and_goes_on_to_the_same_bits(tmp_path):
     assert (end.state, end.message) == ("finished", None)
     whole, end = execute("wgrad, later", "whole")
     assert (end.state, end.message) == ("finished", None)
-    assert (
-        rows_in(whole.metrics_path)[0] == rows_in(base.metrics_path)[0]
-    )  # the phase has not begun
+    # the phase has not begun
+    assert rows_in(whole.metrics_path)[0] == rows_in(base.metrics_path)[0]
     assert rows_in(whole.metrics_path)[-1] != rows_in(base.metrics_path)[-1]
     (tmp_path / "parts").mkdir()
     for _ in range(3):  # each attempt takes a step, then is stopped

@@ -57,12 +57,10 @@ def test_a_result_comes_whole_with_its_ledger(two):
         requests[0],
         config=replace(config, data=replace(config.data, paths=["/elsewhere"])),
     )
-    here.run(requests[1].run_id).create(
-        asdict(requests[1].config)
-    )  # asked for before, never begun
-    leftover = (
-        here.path / "runs" / ".taken" / requests[0].run_id
-    )  # by a driver that was killed
+    # asked for before, never begun
+    here.run(requests[1].run_id).create(asdict(requests[1].config))
+    # by a driver that was killed
+    leftover = here.path / "runs" / ".taken" / requests[0].run_id
     leftover.mkdir(parents=True)
     (leftover / "status.json").write_text("half")
     assert copy_results(here, [request, requests[1]]) == {
@@ -83,9 +81,8 @@ def test_a_result_comes_whole_with_its_ledger(two):
         if path.is_file()
     }
     assert files == {*names, "config.json", "status.json", "attempts/2.json"}
-    assert (
-        Leases(run.attempts).read(2).outcome == "superfluous"
-    )  # the claim that kept others away
+    # the claim that kept others away
+    assert Leases(run.attempts).read(2).outcome == "superfluous"
     assert all(
         (run.path / name).read_bytes() == (source.path / name).read_bytes()
         for name in names
@@ -136,9 +133,10 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
         return copy(*paths, **options)
 
     monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
+    # nowhere else
     unshared = [
         replace(requests[3], **{name: True}) for name in ("keep_weights", "records")
-    ]  # nowhere else
+    ]
     assert list(copy_results(here, [*requests[:3], *unshared])) == [requests[1].run_id]
     assert held[0].is_mine()
     assert {

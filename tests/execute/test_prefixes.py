@@ -173,12 +173,10 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
         reason(state="diverged", step=3, message="bad loss")
         == f"{start}diverged before the fork: bad loss"
     )
-    assert (
-        reason(state="diverged", step=7) is None
-    )  # after the fork: it trains the common steps itself
-    assert (
-        reason(state="failed", message="full") is None
-    )  # alone it does not wait for it
+    # after the fork: it trains the common steps itself
+    assert reason(state="diverged", step=7) is None
+    # alone it does not wait for it
+    assert reason(state="failed", message="full") is None
     both = "bf16", "forked"
     assert (
         reason(*both, state="failed", message="full")
@@ -186,10 +184,8 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
     )
     parent.write_status(Status())
     parent.checkpoints.mkdir()
-    for step, holder in (
-        (FORK - 2, parent.run_id),
-        (FORK - 1, None),
-    ):  # past the place it holds nothing
+    # past the place it holds nothing
+    for step, holder in ((FORK - 2, parent.run_id), (FORK - 1, None)):
         (parent.checkpoints / f"{step:012d}.json").touch()
         assert waits_for(forked(*both)) == holder
 

@@ -53,9 +53,8 @@ def test_progress_is_that_of_the_newest_rows(begun, monkeypatch):
         10.0,
     )
     with run.metrics_path.open("ab") as file:
-        file.write(
-            b'{"kind": "tr\xffin"}\n[1]\nnull\n{"kind": "train", "tok'
-        )  # damage, and a line to come
+        # damage, and a line to come
+        file.write(b'{"kind": "tr\xffin"}\n[1]\nnull\n{"kind": "train", "tok')
     assert first(store).tokens == 19
     run.metrics_path.write_bytes(b"")  # a new attempt
     add(run, 5)
@@ -84,13 +83,11 @@ def test_a_runs_pace_comes_from_its_rows_and_its_attempt(begun):
     add(run, 10, "eval", time_unix=1030.0)
     assert first(store).pace == pytest.approx(3.0)
     assert first(store).seconds_left == pytest.approx(20 * 3)
-    assert seconds_to_end(read(store)) == pytest.approx(
-        20 * 3 + 3 * 30 * 3
-    )  # one after the other
+    # one after the other
+    assert seconds_to_end(read(store)) == pytest.approx(20 * 3 + 3 * 30 * 3)
     run.write_status(Status(state="running", attempt=2, started_unix=1000.0))
-    assert first(store).pace == pytest.approx(
-        0.1
-    )  # by tokens_per_sec: the time between is no pace
+    # by tokens_per_sec: the time between is no pace
+    assert first(store).pace == pytest.approx(0.1)
     run.write_status(
         Status(state="finished", attempt=1, started_unix=1000.0, ended_unix=1050.0)
     )

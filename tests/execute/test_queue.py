@@ -111,9 +111,8 @@ def test_what_may_pass_is_tried_again_after_growing_pauses_and_then_given_up(fak
     assert (status.state, status.message) == ("failed", "worker lost (4 attempts)")
     assert fake.states == {"a": "failed"}
     assert fake.started(clock + 1) == "b"
-    for step in range(
-        1, 20
-    ):  # each time it came further: what killed it is not its own fault
+    # each time it came further: what killed it is not its own fault
+    for step in range(1, 20):
         (checkpoint := fake.dirs["b"].checkpoints / f"{step:012d}.json").parent.mkdir(
             exist_ok=True
         )
@@ -150,10 +149,8 @@ def test_a_run_that_begins_with_anothers_state_waits_for_it_or_for_that_runs_end
         "why_it_cannot_begin",
         lambda run: {"c": "no parent"}.get(fake.names[run.run_id]),
     )
-    assert (fake.started(), fake.started()) == (
-        "ad",
-        "",
-    )  # nobody here trains what d begins with
+    # nobody here trains what d begins with
+    assert (fake.started(), fake.started()) == ("ad", "")
     fake.take("a", TaskEnd(state="failed"))
     assert fake.started() == "b"
     assert fake.states == {"a": "failed", "c": "failed"}

@@ -160,9 +160,8 @@ def test_a_diagnosed_run_that_is_stopped_has_the_rows_and_the_result_of_one_that
     for _ in range(3):
         task.stop_path.touch()
         assert execute_run(task).state == "interrupted"
-    with broken.diagnostics_path.open(
-        "a"
-    ) as file:  # what came after the checkpoint is cut, as metrics are
+    # what came after the checkpoint is cut, as metrics are
+    with broken.diagnostics_path.open("a") as file:
         file.write('{"kind":"diagnosis","step":5}\n{"cut')
     task.stop_path.unlink()
     assert execute_run(task).state == "finished"

@@ -197,9 +197,8 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
         [7.0],
         [],
     ]
-    for step, values in enumerate(
-        [awkward[1], awkward[3], awkward[0]]
-    ):  # none of them, at the start, moves it from 1
+    # none of them, at the start, moves it from 1
+    for step, values in enumerate([awkward[1], awkward[3], awkward[0]]):
         same(values, step=step)
         reference.rolled()
     for step in range(3, 600):
@@ -213,9 +212,8 @@ def test_a_delayed_scale_is_transformer_engines_to_the_bit(gemm, operand, larges
             )
             reference.rolled()
     frozen = reference.scale
-    for step in range(
-        600, 2800
-    ):  # down to fp32's smallest, and until nothing else is known
+    # down to fp32's smallest, and until nothing else is known
+    for step in range(600, 2800):
         same([2.0 ** -min((step - 600) // 7, 149)], step=step)
         reference.rolled()
         at = Position(step=step, call=EVAL_CALL, tokens=0)

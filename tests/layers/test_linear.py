@@ -99,9 +99,8 @@ def by_the_book(layer, x, dy):
 
     def rounded(gemm, name, tensor):
         policy = policies[gemm, name]
-        amax = (
-            ELEMENTS[policy.format].max if policy.scale == "delayed" else None
-        )  # a scale of 1, the first
+        # a scale of 1, the first
+        amax = ELEMENTS[policy.format].max if policy.scale == "delayed" else None
         return round_operand(
             tensor, policy, axis=axes[gemm, name], key=key(gemm, name), amax=amax
         )
@@ -137,9 +136,8 @@ def by_the_book(layer, x, dy):
 @pytest.mark.parametrize("name", RECIPES)
 def test_three_gemms_by_the_book(name, backend):
     layer, (x, dy) = made(name, backend, step=11, call=2), data(256)
-    outputs = passed(
-        layer, x.t().contiguous().t()[None], dy[None]
-    )  # not contiguous, three dimensions
+    # not contiguous, three dimensions
+    outputs = passed(layer, x.t().contiguous().t()[None], dy[None])
     w = layer.weight.detach().double()
     exact = (x.double() @ w.T, dy.double() @ w, dy.double().T @ x.double())
     for gemm, output, book, reference in zip(
@@ -152,9 +150,8 @@ def test_three_gemms_by_the_book(name, backend):
         assert torch.allclose(product, book, rtol=2**-8, atol=atol), gemm
         # A rotation on one operand alone, a wrong axis or a forgotten factor would give errors near one.
         assert (product - reference).norm() < 0.45 * reference.norm(), gemm
-        low = (
-            0.80 if name.startswith(("rocm", "quartet")) else 0.93
-        )  # truncates; QuEST clips
+        # truncates; QuEST clips
+        low = 0.80 if name.startswith(("rocm", "quartet")) else 0.93
         assert low < (product * reference).sum() / reference.square().sum() < 1.03, gemm
 
 

@@ -88,9 +88,8 @@ def test_a_model_that_is_resumed_goes_on_to_the_same_bits(recipe, advances):
             optimizer.zero_grad()
             if advances:
                 state.advance(np.int64(128))
-            rows.append(
-                model.eval()(X[0]).detach()
-            )  # which draws too, where Fprop does
+            # which draws too, where Fprop does
+            rows.append(model.eval()(X[0]).detach())
             model.train()
         return rows
 

@@ -63,9 +63,8 @@ class FromTheCpu(TorchDispatchMode):
             if isinstance(one, torch.Tensor)
         ]
         devices = {one.device.type for one in tensors}
-        are_small = all(
-            one.numel() <= 3 for one in tensors
-        )  # the position, and constants of a policy
+        # the position, and constants of a policy
+        are_small = all(one.numel() <= 3 for one in tensors)
         reads = func is torch.ops.aten._local_scalar_dense.default and "cuda" in devices
         if reads or ("cpu" in devices and not (are_small and devices == {"cpu"})):
             self.found.append(func.name())
@@ -108,9 +107,8 @@ def test_nothing_of_a_layers_pass_comes_from_the_cpu(name):
         with seen, torch.no_grad():
             y, position = linear._fprop._init_fn(x, layer.weight, layer.site)
             assert (position.device.type, position.shape) == ("cpu", (3,))
-            position = SimpleNamespace(
-                tolist=lambda: [5, 0, 0]
-            )  # what is without values tells none
+            # what is without values tells none
+            position = SimpleNamespace(tolist=lambda: [5, 0, 0])
             dx, dw = linear._gradients._init_fn(
                 dy, x, layer.weight, position, layer.site, True, True
             )
@@ -140,9 +138,8 @@ def test_step_and_call_on_a_device_are_those_of_each_draw(monkeypatch, recipe):
         for step in range(4):
             x = torch.randn(64, 64, generator=torch.Generator().manual_seed(step))
             first, second = model(x), model(2 * x)
-            state.advance(
-                64
-            )  # the backward pass draws at the positions of its own forward pass
+            # the backward pass draws at the positions of its own forward pass
+            state.advance(64)
             second.square().mean().backward()
             first.square().mean().backward()
             found += [parameter.grad.clone() for parameter in model.parameters()]

@@ -83,9 +83,8 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
     assert min(alone["weights"], alone["gradients"]) >= 4 * PARAMETERS
     assert shared["optimizer"] == PARAMETERS
     outside, block = 2 * 128_256 * 4096 + 4096, 218_112_000
-    assert (
-        shared["weights"] == PARAMETERS // 2 + 4 * outside
-    )  # at the loss: no block is gathered there
+    # at the loss: no block is gathered there
+    assert shared["weights"] == PARAMETERS // 2 + 4 * outside
     outside = 2 * 256 * 4096 + 4096
     assert (
         memory(vocab_size=256)["weights"]
@@ -116,9 +115,8 @@ def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():
     assert memory(training=longer)["activations"] == pytest.approx(
         2 * once["activations"], rel=0.01
     )
-    assert (
-        memory(hardware=None)["activations"] > 32 * 2 * 32 * 8192**2
-    )  # of each block, of each head
+    # of each block, of each head
+    assert memory(hardware=None)["activations"] > 32 * 2 * 32 * 8192**2
     twice = memory(resources=replace(EIGHT, activation_checkpointing=True))
     assert 32 * 2 * 8192 * 4096 < twice["activations"] < once["activations"] / 3
 
@@ -127,9 +125,8 @@ def test_packed_copies_are_smaller_than_emulated_ones():
     packed, emulated = (
         memory(FDW, hardware=name, vocab_size=256) for name in ("MI355X", "H100")
     )
-    elements = (
-        2 * 14_336 * (8192 + 4096)
-    )  # Dgrad of the widest layer, gate and up: dy and w
+    # Dgrad of the widest layer, gate and up: dy and w
+    elements = 2 * 14_336 * (8192 + 4096)
     assert emulated["quantised"] == elements * 2
     assert packed.total() < emulated.total()
     assert memory(vocab_size=256)["quantised"] == 0

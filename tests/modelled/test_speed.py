@@ -119,9 +119,8 @@ def test_a_scale_over_the_whole_tensor_costs_a_second_read_and_a_small_rotation_
         quantising(Recipe(fprop=one, dgrad=one, wgrad=one))
         for one in (gemm("fp8_e4m3", scale=scale) for scale in ("tensor", "delayed"))
     )
-    assert whole / delayed == pytest.approx(
-        6 / 4
-    )  # two copies of 1 byte each, and 2 bytes a read
+    # two copies of 1 byte each, and 2 bytes a read
+    assert whole / delayed == pytest.approx(6 / 4)
     assert token_time(LLAMA_8B, FDW, "B200") == token_time(LLAMA_8B, DHT, "B200")
     wide, narrow = (
         quantising(

@@ -246,9 +246,8 @@ def test_a_configuration_that_does_not_fit_is_one_line(
     hf, kind, changes, options, message
 ):
     folder = hf(kind, **changes)
-    Path(folder, "own.py").write_text(
-        "raise SystemExit"
-    )  # code that comes with a model is never run
+    # code that comes with a model is never run
+    Path(folder, "own.py").write_text("raise SystemExit")
     with pytest.raises(UserError, match=message) as caught:
         build(ModelConfig(hf=folder, options=options), vocab_size=64, seq_len=32)
     assert "\n" not in str(caught.value)

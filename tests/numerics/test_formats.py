@@ -119,9 +119,8 @@ def test_mi355x_silicon_vector():
     expected = [129, 226, 34, 170, 26, 25, 162, 187, 18, 144, 2, 85, 234, 22, 229, 193]
     codes = formats.encode(formats.rounded(x * 2, E2M1), E2M1)
     assert (codes[0::2] | (codes[1::2] << 4)).tolist() == expected
-    half = torch.tensor(
-        [0.5, torch.nextafter(torch.tensor(0.5), torch.tensor(1.0))]
-    )  # scale byte 128: 2
+    # scale byte 128: 2
+    half = torch.tensor([0.5, torch.nextafter(torch.tensor(0.5), torch.tensor(1.0))])
     assert formats.rounded(half / 2, E2M1).tolist() == [0.0, 0.5]
 
 

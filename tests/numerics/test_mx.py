@@ -123,9 +123,8 @@ def test_any_number_of_dimensions_and_any_axis(shape):
 
 
 def test_the_prescale_comes_after_the_exponent():
-    x = torch.full(
-        (1, 32), 4.0
-    )  # amax 4: e = 0; a prescale before amax would take e = -1
+    # amax 4: e = 0; a prescale before amax would take e = -1
+    x = torch.full((1, 32), 4.0)
     codes = quantize(x, SR_PRESCALED, key=KEY)
     assert codes.scales.item() == 127
     assert decode(codes.codes, ELEMENTS["mxfp4"]).unique().tolist() == [3.0]
@@ -147,9 +146,8 @@ def test_undoing_the_prescale_on_the_operand_leaves_the_grid():
         / paper.values.double().square().sum()
         * 0.75
     )
-    assert (
-        0.0005 < biased - 1 < 0.002
-    )  # 1, 2, … × 4/3 in bf16 are 0.2 % too large, 1.5 × 4/3 is exact
+    # 1, 2, … × 4/3 in bf16 are 0.2 % too large, 1.5 × 4/3 is exact
+    assert 0.0005 < biased - 1 < 0.002
 
 
 def test_quest_takes_the_scale_from_the_standard_deviation():

@@ -308,9 +308,8 @@ def test_tensor_wise_fp8_and_a_delayed_scale_that_clips_what_has_grown(fmt):
 @pytest.mark.parametrize(("fmt", "element"), [("fp4_e2m1", E2M1), ("fp4_e3m0", E3M0)])
 def test_a_searched_scale_is_the_best_of_those_searched(fmt, element):
     x = normal(16, 64)
-    x[3] = torch.tensor([2.0**-149, 0.0]).repeat(
-        32
-    )  # every scale of it is zero in fp32
+    # every scale of it is zero in fp32
+    x[3] = torch.tensor([2.0**-149, 0.0]).repeat(32)
     grid = decode(torch.arange(8), element).double()
     actual = fake_quantize(x, OperandPolicy(format=fmt, scale="searched"))
     best = torch.full((16,), torch.inf, dtype=torch.float64)
@@ -357,12 +356,10 @@ def four_over_six(blocks, policy, words=None, blocks_per_row=None):
         errors = (
             np.abs(difference) if "mae" in policy.scale else difference * difference
         )
-        in_order = np.add.accumulate(errors, -1)[
-            ..., -1
-        ]  # as TransformerEngine adds them
-        candidates.append(
-            (values, scale, tree(in_order)[..., None])
-        )  # the rows of a tile by halves
+        # as TransformerEngine adds them
+        in_order = np.add.accumulate(errors, -1)[..., -1]
+        # the rows of a tile by halves
+        candidates.append((values, scale, tree(in_order)[..., None]))
     (six, scale_six, error_six), (four, scale_four, error_four) = candidates
     pick = error_four < error_six
     return (

@@ -131,9 +131,8 @@ def test_measured_speeds_are_used_and_scale_the_rest(planned, store, tmp_path):
     ]
     costs = estimate(planned, progress, cores=1)
     assert costs.ground == {"a": "measured", "b": "scaled"}
-    assert costs.run_seconds == pytest.approx(
-        {"a": WORK / 2000, "b": WORK / 2000}
-    )  # of one shape
+    # of one shape
+    assert costs.run_seconds == pytest.approx({"a": WORK / 2000, "b": WORK / 2000})
     assert costs.wall_seconds == pytest.approx(6 * WORK / 2000 + START_SEC)
     for _, run in planned.runs():
         finish(store, run, [1000.0])

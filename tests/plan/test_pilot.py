@@ -41,9 +41,8 @@ def test_the_target_is_reached_by_both_with_room_for_slower_arms(plan):
     assert take.val_loss == pytest.approx(
         6 - 0.3 * math.log(0.7 * BUDGET / 1.1), abs=1e-3
     )
-    assert take.tokens[1] == pytest.approx(
-        0.7 * BUDGET, rel=4e-3
-    )  # the loss has three digits
+    # the loss has three digits
+    assert take.tokens[1] == pytest.approx(0.7 * BUDGET, rel=4e-3)
     assert take.tokens[1] / take.tokens[0] == pytest.approx(1.1, rel=1e-6)
     assert take.room == pytest.approx(BUDGET / take.tokens[1] - 1)
 

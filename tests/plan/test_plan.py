@@ -81,9 +81,8 @@ def test_the_shipped_studies_can_be_planned(name):
     assert study.name == name
     if study.search is not None:
         return
-    planned = build_plan(
-        study, without_data=True
-    )  # of the big ones; tests/plan/test_big_studies.py
+    # of the big ones; tests/plan/test_big_studies.py
+    planned = build_plan(study, without_data=True)
     arms = len(study.arms) + study.baseline_again
     assert len(list(planned.runs())) == arms * len(study.seeds)
     assert not planned.dropped

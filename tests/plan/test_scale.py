@@ -18,8 +18,7 @@ def test_ten_thousand_runs(tmp_path, which):
     path.write_text(getattr(benchmark, which)())
     profile = cProfile.Profile()
     plan = profile.runcall(lambda: build_plan(load_study(path), benchmark.identify))
-    assert (
-        pstats.Stats(profile).total_calls < 600 * 10_000
-    )  # about half of it in the grid, fewer with names
+    # about half of it in the grid, fewer with names
+    assert pstats.Stats(profile).total_calls < 600 * 10_000
     ids = {run.id for _, run in plan.runs()}
     assert len(ids) == 10_000

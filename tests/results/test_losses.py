@@ -93,9 +93,8 @@ def test_paired_seeds_are_compared_by_their_differences():
     first, *arm = curves("3 1.5", "3 1.7", "3 1.6")
     arm.append(first)  # in any order
     base = [*curves("3 1.2", "2.9 1.3"), curve("2.8 1.0", seed=7)]
-    expected = stats.ttest_1samp(
-        [1.5 - 1.2, 1.7 - 1.3], 0
-    ).confidence_interval()  # of seeds 0 and 1
+    # of seeds 0 and 1
+    expected = stats.ttest_1samp([1.5 - 1.2, 1.7 - 1.3], 0).confidence_interval()
     found, band = differences(arm, base, paired=True)
     assert (found.low, found.estimate, found.high) == pytest.approx(
         (expected.low, 0.35, expected.high)

@@ -95,9 +95,8 @@ def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first()
     runs = {"base": BASE, "a": runs_of("150 152 - - -"), "b": runs_of("100 - - - -")}
     found = decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base")
     assert (found.seeds, found.stopped) == (2, {})
-    runs["b"][1] = replace(
-        runs["b"][1], lost=True
-    )  # a run that failed is not waited for
+    # a run that failed is not waited for
+    runs["b"][1] = replace(runs["b"][1], lost=True)
     assert set(decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base").stopped) == {
         "a"
     }

@@ -41,9 +41,8 @@ def test_a_token_goes_through_its_experts_alone():
         model_size(model, vocab_size=256, seq_len=128).flops_per_token
         for model in (dense, sparse)
     ]
-    assert (
-        flops[1] - flops[0] == 6 * sparse.layers * (8 - 2) * sparse.width
-    )  # the router's
+    # the router's
+    assert flops[1] - flops[0] == 6 * sparse.layers * (8 - 2) * sparse.width
     shares = {
         layer.token_share
         for layer in linear_layers(sparse, 256)

@@ -139,11 +139,8 @@ def test_the_id_is_what_the_documentation_says(rest, version):
     config = replace(CONFIG, model=model, recipe=recipe, trainer=None, fork=None)
     content = asdict(config)
     seed = content.pop("seed")
-    del (
-        content["trainer"],
-        content["fork"],
-        content["replayed"],
-    )  # None stands for nothing
+    # None stands for nothing
+    del (content["trainer"], content["fork"], content["replayed"])
     content["model"] = {"width": 256}  # layers: 4 is the default
     content["data"] = {"source": "text"}  # the paths are left out
     content["training"] = {}

@@ -92,9 +92,8 @@ def test_a_run_that_diverged_counts_at_the_bound_and_is_never_chosen(searching, 
         "diverged" if run.config.training.learning_rate > limit else "finished"
     )
     for group in call()[0].groups:
-        assert group.chosen["learning_rate"] <= (
-            limit or 2e-3
-        )  # the study's own where all diverged
+        # the study's own where all diverged
+        assert group.chosen["learning_rate"] <= (limit or 2e-3)
         assert {trial.loss for trial in group.trials if trial.diverged} == {
             1.5 * math.log(256)
         }
@@ -105,9 +104,8 @@ def test_a_failed_run_ends_the_search_until_it_is_tried_again(searching):
     executor.end = lambda run: "failed" if run.arm == "fp4 trial 1" else "finished"
     tuning, open_runs = call()
     assert not tuning.done
-    assert open_runs == {
-        run.id for _, run in store.plan().runs()
-    }  # a round is told as a whole
+    # a round is told as a whole
+    assert open_runs == {run.id for _, run in store.plan().runs()}
     again, _ = call()
     assert len(executor.ran) == 4
     executor.end = lambda _run: "finished"

@@ -49,9 +49,8 @@ def test_attempts_follow_one_another(folder):
     second = Leases(folder).claim()
     assert second.record.attempt == 2
     assert (first.is_mine(), second.is_mine()) == (False, True)
-    module._held.discard(
-        second.record.owner
-    )  # as if the end could not be written on a full disk
+    # as if the end could not be written on a full disk
+    module._held.discard(second.record.owner)
     assert Leases(folder).claim().record.attempt == 3
 
 

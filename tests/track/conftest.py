@@ -218,9 +218,8 @@ def server(tmp_path_factory, empty_database):
     shutil.copy(empty_database, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "ablate.track.server._START_SEC", 500.0
-        )  # minutes on a busy machine
+        # minutes on a busy machine
+        patch.setattr("ablate.track.server._START_SEC", 500.0)
         with local_server(
             uri, folder / "mlartifacts", folder / "log" / "log", listen(None)
         ) as (url, _):

@@ -278,11 +278,8 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
 
     assert shown(1000, 1250, 900) == ["1000 ", "1250 +25.00%", "900 "]
     assert shown(1000, 1100, 900) == ["1000 ", "1100 +10.00%", "900 "]
-    assert shown(1000, None, 900) == [
-        "1000 ",
-        " ",
-        "900 ",
-    ]  # another target, which it misses
+    # another target, which it misses
+    assert shown(1000, None, 900) == ["1000 ", " ", "900 "]
     assert shown(1000, 1250, 900, early=True) == [" ", "1250 ", "900 "]
     (folder / "report.json").write_text("{")
     sync(study, uri)  # the report was cut off: nothing is taken back
@@ -421,9 +418,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         text=True,
     ) as parent:
         pid = int(parent.stdout.readline())
-        wait_until(
-            lambda: len(load_cursor(study.store, uri).runs) == 5
-        )  # the report's, too
+        # the report's, too
+        wait_until(lambda: len(load_cursor(study.store, uri).runs) == 5)
         study.train([5])
         study.end()
         parent.stdin.close()
@@ -485,9 +481,8 @@ def test_a_database_is_whole_and_made_once(tmp_path):
     make_database(path, tmp_path / "artifacts")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE a_users_own (x)")
-    make_database(
-        path, tmp_path / "artifacts"
-    )  # as another process would that was a little later
+    # as another process would that was a little later
+    make_database(path, tmp_path / "artifacts")
     assert [file.name for file in path.parent.iterdir()] == ["mlflow.db"]
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("SELECT x FROM a_users_own")

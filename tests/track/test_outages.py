@@ -153,9 +153,8 @@ def test_a_server_that_hangs_costs_one_request(study, gateway, monkeypatch):
     way.status = 200
     way.wait_sec = 6.0
     assert Mirror(study.store, way.url).sync_once().problem
-    assert (
-        len(set(way.asked)) == 1
-    )  # asked again as MLflow's client does, and not for each run
+    # asked again as MLflow's client does, and not for each run
+    assert len(set(way.asked)) == 1
 
 
 @pytest.mark.exhaustive

@@ -59,9 +59,8 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(
     child = make_config({"late": LATE, "fork": FP4, "oscillates": OSCILLATES}[name])
     child = forked(child, base) if name == "fork" else child
     (rows, whole), (base_rows, common) = trained(child), trained(base)
-    assert_equal(
-        common[15], whole[15]
-    )  # the same recipe so far; the evaluation after step 16 is its own
+    # the same recipe so far; the evaluation after step 16 is its own
+    assert_equal(common[15], whole[15])
     later, states = trained(child, common[15])
     begun = [row for row in rows if row["step"] <= 15]
     assert begun == [row for row in base_rows if row["step"] <= 15]

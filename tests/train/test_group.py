@@ -60,9 +60,8 @@ def member(
     rows, diagnosed, steps = [], [], iter(range(1, 1000))
 
     def should_stop():
-        return (
-            next(steps) == stop_after and rank == size - 1
-        )  # one process alone is told to stop
+        # one process alone is told to stop
+        return next(steps) == stop_after and rank == size - 1
 
     start, _ = load_newest(folder / "c")
     metrics = []

@@ -150,9 +150,8 @@ def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch)
     original = EmulatedBackend.quantize
 
     def spy(self, x, draw, *, axis):
-        keys.extend(
-            [draw.key] if draw.key else []
-        )  # the head is in high precision and draws nothing
+        # the head is in high precision and draws nothing
+        keys.extend([draw.key] if draw.key else [])
         return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", spy)
@@ -170,9 +169,8 @@ def test_no_random_draw_is_used_twice_in_a_run(make_config, tokens, monkeypatch)
     assert len(set(keys)) == len(keys)
     assert {key.step for key in keys} == {0, 1, 2}
     assert {key.call for key in keys if key.gemm == "wgrad"} == {0, 1}
-    assert {key.gemm for key in keys if key.call > 1} == {
-        "fprop"
-    }  # evaluation has streams of its own
+    # evaluation has streams of its own
+    assert {key.gemm for key in keys if key.call > 1} == {"fprop"}
 
 
 @pytest.mark.parametrize(
@@ -290,9 +288,10 @@ def test_a_divergence_that_is_read_late_is_that_of_its_own_step(
         return original(self, x, draw, axis=axis)
 
     monkeypatch.setattr(EmulatedBackend, "quantize", break_one_operand)
+    # rows of 3 steps
     config = make_config(
         RecipeSpec(gemms=ALL, stabiliser="sr"), eval_every_tokens=16_384
-    )  # rows of 3 steps
+    )
     expected = read_at_once(config, tokens)
     assert (max(steps), expected[0].step, expected[0].state) == (4, 5, "diverged")
     assert curve(config, tokens) == expected

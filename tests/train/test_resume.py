@@ -61,9 +61,8 @@ def test_stopped_again_and_again_it_ends_with_the_same_rows_weights_and_optimize
         )
         rows_of_parts += part
         assert end.state == ("interrupted" if steps else "finished")
-        assert (
-            not steps or parts.asked == end.tokens
-        )  # at a stop, too: others may begin with this state
+        # at a stop, too: others may begin with this state
+        assert not steps or parts.asked == end.tokens
     assert (end, rows_of_parts) == (result, rows)
     assert_same(parts.last.tensors, whole.last.tensors)
     kinds = [

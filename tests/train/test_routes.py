@@ -69,9 +69,8 @@ def test_an_arm_takes_the_routes_of_another_run_in_training_and_evaluation(
     again = Layout(checkpoint_activations=True)
     assert trained(other, tokens, replayed, layout=again) == (losses, loads)
     lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 * (
-        4 * 2 + 2 * 2
-    )  # layers × (steps × micro-batches + evaluations × batches)
+    # layers × (steps × micro-batches + evaluations × batches)
+    assert len(lines) == 2 * (4 * 2 + 2 * 2)
     for content, message in (
         (b"".join(lines[:-1]), "ends before step 3, layer 1"),
         (lines[0].replace(b'"experts": "', b'"experts": "A'), "damaged"),

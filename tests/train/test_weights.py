@@ -112,9 +112,8 @@ def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     assert next(loaded.parameters()).dtype == torch.bfloat16
     expected = trained.state_dict()
     for name, tensor in loaded.state_dict().items():
-        assert any(
-            torch.equal(one, expected[name]) for one in (tensor, tensor.t())
-        )  # of GPT-2's Conv1D
+        # of GPT-2's Conv1D
+        assert any(torch.equal(one, expected[name]) for one in (tensor, tensor.t()))
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):

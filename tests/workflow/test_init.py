@@ -95,10 +95,8 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
     plan = build_plan(load_study(path))
     left_out = path.read_text().count("is left out:")
     assert len(plan.arms) + left_out == ARMS[arms]
-    assert left_out == 0 or (arms, model[:8]) == (
-        "published",
-        "function",
-    )  # it has no blocks of layers
+    # it has no blocks of layers
+    assert left_out == 0 or (arms, model[:8]) == ("published", "function")
     speeds = StudyProgress(
         states={}, tokens_per_sec={arm.name: SPEED for arm in plan.arms}
     )

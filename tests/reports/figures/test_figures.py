@@ -73,10 +73,8 @@ def test_every_arm_is_named_in_every_figure(written):
     paths = written("wide")
     names = [arm["name"] for arm in json.loads(paths.json.read_text())["arms"]]
     for path in paths.figures.glob("*.svg"):
-        text, apart = (
-            path.read_text(),
-            2 if path.stem == "sweep" else 0,
-        )  # without a range in common
+        # without a range in common
+        text, apart = (path.read_text(), 2 if path.stem == "sweep" else 0)
         assert (
             sum(name not in text for name in names[path.stem != "convergence" :])
             == apart

@@ -322,9 +322,8 @@ def test_the_stop_rule_looks_at_the_cost_from_the_fork(study):
     frames = load_frames(store)
     found = unneeded_runs(frames)
     assert list(found) == [run.id for run in frames.plan.arm("forked").runs[2:]]
-    assert all(
-        "outside of the margin" in why for why in found.values()
-    )  # of all its tokens it is 24 % more
+    # of all its tokens it is 24 % more
+    assert all("outside of the margin" in why for why in found.values())
     assert arms_of(store)["forked"].stopped is not None
 
 

@@ -147,10 +147,8 @@ def test_of_foreign_models_only_what_makes_them_is_compared(tmp_path):
         )
     )
     foreign = compared(built, own).differs
-    assert foreign["model.width"] == (
-        "64",
-        NOT_TOLD,
-    )  # a foreign model has no width of the built-in one
+    # a foreign model has no width of the built-in one
+    assert foreign["model.width"] == ("64", NOT_TOLD)
     assert foreign["model.function"] == ("null", "mine.py:build")
     assert {key for key in compared(hf, own).differs if key.startswith("model.")} == {
         "model.hf", "model.pretrained", "model.function", "model.options",

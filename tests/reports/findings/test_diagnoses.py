@@ -73,11 +73,8 @@ def test_means_over_layers_and_steps_then_over_runs():
         0.6,
     )
     assert wgrad.error_over_data_noise.estimate == 0.5
-    assert (wgrad.under_sqrt3, wgrad.measurements, arm.runs) == (
-        2,
-        5,
-        2,
-    )  # 1 / √3 is 0.577
+    # 1 / √3 is 0.577
+    assert (wgrad.under_sqrt3, wgrad.measurements, arm.runs) == (2, 5, 2)
     assert only(runs[0]).gemms[0].relative_error.low is None
     assert arm.maps[0].rows == (
         ("blocks.0.ffn.down", "wgrad"),

@@ -47,9 +47,8 @@ def test_no_store_makes_a_traceback(make_study, part, turns):
         changed = {draw.choice(paths) for _ in range(draw.randint(1, 2))}
         for path in changed:
             path.write_bytes(damage(whole[path], draw))
-        if (
-            draw.random() < 0.8
-        ):  # somebody wrote it so: no hash tells that anything is odd
+        # somebody wrote it so: no hash tells that anything is odd
+        if draw.random() < 0.8:
             for path in changed & records.keys():
                 odd = replace_somewhere(records[path], draw)
                 path.write_bytes(

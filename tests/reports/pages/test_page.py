@@ -74,9 +74,8 @@ def test_at_a_moved_target_the_page_says_what_a_report_of_that_target_says(
         False,
         True,
     ]
-    assert any(
-        row[2].startswith(">") for row in rows
-    )  # at the lowest target some runs have not arrived
+    # at the lowest target some runs have not arrived
+    assert any(row[2].startswith(">") for row in rows)
 
 
 def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(

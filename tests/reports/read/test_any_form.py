@@ -70,9 +70,8 @@ def test_what_a_resumed_run_says_again_replaces_what_it_said(
 ):
     curve, every = drawn
     steps = [*curve]
-    until = steps[
-        max(1, int(part * len(steps)))
-    ]  # there it ended; it went on from two evaluations before
+    # there it ended; it went on from two evaluations before
+    until = steps[max(1, int(part * len(steps)))]
     again = {step: loss - shift / 1000 for step, loss in curve.items()}
     begin = steps[max(0, steps.index(until) - 2)]
     first = WRITERS[name](

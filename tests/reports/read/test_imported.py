@@ -260,10 +260,8 @@ def test_no_speed_where_the_logs_do_not_say_equal_hardware(
 ):
     made = run(1, 4, 2, settings=arm) if hardware else timed(1, 4, 2, settings=arm)
     analysis = analysed(a=[timed(0, 4, 2, settings=base)], b=[made], hardware=hardware)
-    assert [arm.n for arm in analysis.arms] == [
-        1,
-        1,
-    ]  # tokens are compared all the same
+    # tokens are compared all the same
+    assert [arm.n for arm in analysis.arms] == [1, 1]
     assert analysis.others[0].measured is None
     assert f"no claim on speed is made: {why}" in " ".join(
         write_verdict(analysis).sentences

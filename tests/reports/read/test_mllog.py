@@ -45,11 +45,8 @@ def test_what_is_read_and_what_is_named(tmp_path, case):
 
 
 def test_settings_times_and_the_tokens_of_a_sample(tmp_path):
-    parts = (
-        "in_linear=",
-        "linear=mxfp4",
-        "in_attn=bfloat16",
-    )  # the first is empty, as in templates
+    # the first is empty, as in templates
+    parts = ("in_linear=", "linear=mxfp4", "in_attn=bfloat16")
     older = " ".join(f"lowest_numerical_precision_{part}" for part in parts)
     run, _ = read(tmp_path, f"{HEAD} {older} {EVALS} {STOP}", tokens_per_sample=20)
     assert run.evals[-1] == (4000, 3.0)

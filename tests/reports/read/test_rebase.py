@@ -118,8 +118,7 @@ def test_the_target_that_the_baseline_reaches_after_so_many_tokens(frames, make_
         (run_id, run) for run_id, run in frames.runs.items() if run.arm == "bf16"
     )
     diverged = {first: run._replace(status=replace(run.status, state="diverged"))}
-    assert (
-        target_after(replace(frames, runs=frames.runs | diverged), 20) == 2.2
-    )  # the run that did not diverge
+    # the run that did not diverge
+    assert target_after(replace(frames, runs=frames.runs | diverged), 20) == 2.2
     with pytest.raises(UserError, match=r"'bf16' in study .* has no losses yet"):
         target_after(load_frames(make_study({"bf16": [[]], "all": [[(10, 3.0)]]})), 10)

@@ -163,9 +163,8 @@ def test_codes_and_scale_bytes(policy):
         reference = packed_by_torch(x, draw, axis=axis)
         assert torch.equal(actual.codes, reference.codes)
         assert torch.equal(actual.scales, reference.scales)
-        assert (
-            difference(actual, reference) is difference(reference, actual) is None
-        )  # a mask may lack on either side
+        # a mask may lack on either side
+        assert difference(actual, reference) is difference(reference, actual) is None
 
 
 @pytest.mark.parametrize(
@@ -228,9 +227,8 @@ def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
     draw = Draw(policy=policy, key=KEY)
     monkeypatch.setattr(launch, "quantise_kernel", Nothing())
     monkeypatch.setattr(launch, "scale_kernel", Nothing())
-    launch.quantise_values(
-        x, {1: draw, 0: draw}
-    )  # what is the same in each launch is prepared once
+    # what is the same in each launch is prepared once
+    launch.quantise_values(x, {1: draw, 0: draw})
     launch.quantise_codes(x, {1: draw, 0: draw})
     with Record():
         launch.quantise_values(x, {1: draw, 0: draw})
