@@ -13,6 +13,7 @@ from ablate.backends.device import (
     cpp_compiler,
     device_of_arch,
 )
+from ablate.base.errors import UserError, likely
 from ablate.check import MINUTES, OUT
 from ablate.cli.check_quantiser import arm, function, recipe
 from ablate.cli.check_steps import steps
@@ -28,8 +29,21 @@ if TYPE_CHECKING:
 _FORMATS = ("bf16", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
 
 
+class _CheckGroup(click.Group):
+    """A group that says which words it takes."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not cmd_name.startswith("-"):
+            words = f"expected one of {', '.join(self.commands)}; a GPU: ablate check device cuda"
+            hint = likely(cmd_name, self.commands, words)
+            raise UserError(f"check: no command '{cmd_name}' ({hint})")
+        return command
+
+
 @click.group(
     "check",
+    cls=_CheckGroup,
     epilog="\b\nExamples:\n"
     "  ablate check backends\n"
     "  ablate check device cuda\n"
