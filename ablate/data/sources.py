@@ -28,7 +28,7 @@ from ablate.base.errors import Problem, UserError, likely
 from ablate.base.files import cache_folder, read_record, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi",
@@ -72,15 +72,10 @@ def stdlib_files() -> list[SourceFile]:
     builds have equal corpora.
     """
     root = sysconfig.get_path("stdlib")
-    files = [
-        file
-        for file in (
-            _walk(root, (".py",), skipped=_STDLIB_SKIPPED)
-            if os.path.isdir(root)  # noqa: PTH112
-            else ()
-        )
-        if not file.name.startswith(_STDLIB_GENERATED)
-    ]
+    sources: Iterable[SourceFile] = ()
+    if os.path.isdir(root):  # noqa: PTH112
+        sources = _walk(root, (".py",), skipped=_STDLIB_SKIPPED)
+    files = [file for file in sources if not file.name.startswith(_STDLIB_GENERATED)]
     if not files:
         raise UserError(
             "this Python has no source files of its standard library",
