@@ -44,7 +44,14 @@ from ablate.backends.testing.suite import checks
 from ablate.base.errors import safe_text, with_type
 from ablate.base.files import write_bytes_atomic, write_record
 from ablate.check import OUT, run
-from ablate.check.record import CheckFinding, Part, ProofRecord, State, detail_of, page
+from ablate.check.record import (
+    CheckedPart,
+    CheckFinding,
+    ProofRecord,
+    State,
+    detail_of,
+    page,
+)
 from ablate.check.speed import MODELS
 from ablate.check.training import RECIPES, config_of
 from ablate.execute.environment import code_digest
@@ -324,7 +331,7 @@ PARTS: dict[str, tuple[float, Callable[[Task], Iterator[CheckFinding]]]] = {
 
 def part_of(
     name: str, findings: Callable[[Task], Iterator[CheckFinding]], task: Task
-) -> Part:
+) -> CheckedPart:
     """Run a part until its time is over; print each finding when it comes."""
     found: list[CheckFinding] = []
     state: State = "passed"
@@ -357,7 +364,7 @@ def part_of(
     elif results == {"skipped"} and state == "passed":
         state, why = "skipped", found[0].detail
     print(f"{state}: {name}{f' ({why})' if why else ''}", flush=True)
-    return Part(name=name, state=state, why=why, findings=tuple(found))
+    return CheckedPart(name=name, state=state, why=why, findings=tuple(found))
 
 
 def main() -> int:

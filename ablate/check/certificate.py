@@ -31,7 +31,7 @@ from ablate.backends.select import Selection
 from ablate.backends.testing.inputs import KINDS, corners, made_up
 from ablate.backends.testing.suite import both, one_thread
 from ablate.base.errors import UserError, with_type
-from ablate.check.differences import HARMLESS, Comparison, Differences, defined
+from ablate.check.differences import HARMLESS, Differences, DrawComparison, defined
 from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
@@ -269,7 +269,7 @@ def certify(
     # Two draws may differ under one rotation.
     is_random = policy.is_stochastic or policy.scale_rule.is_stochastic
     # A recipe and its definition draw the same words; a function draws its own.
-    comparison = Comparison(random=is_random and is_function)
+    comparison = DrawComparison(random=is_random and is_function)
     columns = block_shape(policy)[1]
     figures = {}
     definition = {}

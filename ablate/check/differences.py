@@ -57,7 +57,7 @@ def defined(stored: Tensor, policy: OperandPolicy, axis: int, key: Key) -> Tenso
     return turned(rounded.values, axis).to(torch.float32).contiguous() * rounded.descale
 
 
-class Comparison:
+class DrawComparison:
     """Counts by cause, over many tensors, how a subject's values differ from the definition's.
 
     ``random``: both neighbours of a value are right.

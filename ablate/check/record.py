@@ -51,7 +51,7 @@ class CheckFinding:
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
-class Part:
+class CheckedPart:
     """A part of the proof. ``why``: the reason of a part that was skipped or not run, or not to its end."""
 
     name: Text
@@ -96,7 +96,7 @@ class ProofRecord:
     machine: TestedMachine
     code: Text
     measured_unix: Time
-    parts: tuple[Part, ...]
+    parts: tuple[CheckedPart, ...]
     begun: tuple[Text, Text, Text] | None = None
 
     def __str__(self) -> str:

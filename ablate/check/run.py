@@ -35,8 +35,8 @@ from ablate.check import Setup
 from ablate.check.record import (
     NO_WORK,
     OTHER_WORK,
+    CheckedPart,
     CheckFinding,
-    Part,
     ProofRecord,
     State,
     TestedMachine,
@@ -240,7 +240,7 @@ class _Keeper:
         write_record(self.path, asdict(record))
         return record
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> CheckedPart:
         findings = tuple(
             finding for place, finding in self.findings.items() if place[0] == name
         )
@@ -256,7 +256,7 @@ class _Keeper:
             state = "not run"
         else:
             state = "passed"
-        return Part(name=name, state=state, why=why, findings=findings)
+        return CheckedPart(name=name, state=state, why=why, findings=findings)
 
 
 def prove(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ablate.backends.testing.inputs import policies_of
-from ablate.check.differences import Comparison, defined
+from ablate.check.differences import DrawComparison, defined
 from ablate.numerics import OperandPolicy
 from tests.numerics.strategies import KEY, MXFP4, normal
 
@@ -18,7 +18,7 @@ def values(x, policy, key=KEY):
 
 
 def compared(quantised, x, policy, *, random=False):
-    comparison = Comparison(random=random)
+    comparison = DrawComparison(random=random)
     comparison.add(quantised, x, policy, 1, KEY, data="made up")
     return comparison.by_cause
 
