@@ -92,7 +92,8 @@ def summed_losses(
     trainee: Trainee, batches: Mapping[int, np.ndarray[Any, Any]], loss_of: LossOf
 ) -> dict[int, float]:
     """Sum the loss (nats) over each batch [sequences, seq_len + 1] of an evaluation, by its number."""
-    module, state = trainee.module, trainee.state
+    module = trainee.module
+    state = trainee.state
     training_call = state.call
     sums: list[Tensor] = []
     module.eval()
