@@ -12,6 +12,7 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import distributed, nn
@@ -19,11 +20,17 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.select import Selection
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.experts import ExpertLinear, expert_parameters, take_over
-from ablate.layers.linear import QuantLinear, phases_that_fit, weights_used_alone
+from ablate.layers.linear import (
+    QuantLinear,
+    phases_that_fit,
+    quantised_layers,
+    weights_used_alone,
+)
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
 from ablate.recipes.coverage import WeightMatrix, coverage_faults, coverage_of, in_short
@@ -33,10 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from torch import Tensor
+    from torch.optim import Optimizer
 
 _HEADS = ("lm_head", "head", "output", "embed_out", "score", "classifier")
 _ROOT = "model"
 """The name of a layer that is itself the model."""
+
+_STEPS_WITHOUT_ADVANCE = 10
+"""Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
 
 
 def apply_recipe(
@@ -106,12 +117,39 @@ def apply_recipe(
     quantise_layers(model, state, skip=skip, allow=allow, reach=reach)
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
+    _expect_advance(state, quantised_layers(model).values())
     if not distributed.is_initialized():
         state.check = weights_used_alone  # with several processes an expert may run only in another one
         print(state.coverage)
     elif distributed.get_rank() == 0:
         print(state.coverage)
     return state
+
+
+def _expect_advance(state: RecipeState, layers: Iterable[QuantLinear]) -> None:
+    """Warn if optimizers train these layers and their state never advances; watch no longer than it lives."""
+    steps = WeakKeyDictionary[QuantLinear, int]()
+    for layer in layers:
+        steps[layer] = 0
+    state_ref = ref(state)  # a hook that held it would keep it
+
+    def count_step(optimizer: Optimizer, *_: object) -> None:
+        # a compiled step is not counted
+        if torch.compiler.is_compiling():
+            return
+        state = state_ref()
+        if state is None or state.step:
+            return
+        trained: set[int] = set()
+        for group in optimizer.param_groups:
+            trained.update(map(id, group["params"]))
+        for layer in steps:
+            steps[layer] += id(layer.weight) in trained
+        fault = state.fault()
+        if fault is not None and _STEPS_WITHOUT_ADVANCE in steps.values():
+            state.warn_once(f"this loop {fault}")
+
+    finalize(state, register_optimizer_step_post_hook(count_step).remove)
 
 
 def quantise_layers(

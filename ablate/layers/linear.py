@@ -24,7 +24,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.protocol import Draw, dequantised
 from ablate.layers.delayed import (
@@ -43,16 +42,11 @@ from ablate.recipes.coverage import in_short
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from torch.optim import Optimizer
-
     from ablate.backends.protocol import Operand
     from ablate.layers.plan import PlannedLayer, PlannedOperand
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.place import LayerPlace
-
-_STEPS_WITHOUT_ADVANCE = 10
-"""Optimizer steps after which a state should have advanced. An optimizer made of others counts some twice."""
 
 _PLAIN_ON = ("cuda",)
 """Device types where a layer without quantised operands is plain torch; a CPU may multiply in its own way."""
@@ -85,7 +79,6 @@ class QuantLinear(nn.Linear):
             "site",
             "override",
             "has_run",
-            "optimizer_steps",
             *BUFFERS_OF_SCALES,
         )
     )
@@ -121,11 +114,9 @@ class QuantLinear(nn.Linear):
             None  # set by diagnostics and bf16 evaluations
         )
         self.has_run = False
-        self.optimizer_steps = 0
         self._register()
 
     def _register(self) -> None:
-        _count_optimizer_steps()
         self._plans: dict[tuple[Hashable, torch.device, int], PlannedLayer] = {}
         self.site = next(_numbers)
         _sites[self.site] = self
@@ -345,31 +336,6 @@ def weights_used_alone(state: RecipeState) -> str | None:
         f"{', '.join(in_short(unused))} got a gradient and never ran: the model multiplies by the "
         "weight itself, in high precision"
     )
-
-
-def _count_step(optimizer: Optimizer, *_: object) -> None:
-    """Count an optimizer's step for the layers that it trains; warn if their state never advances."""
-    if torch.compiler.is_compiling():  # a compiled step is not counted
-        return
-    waiting = [layer for layer in _sites.values() if not layer.state.step]
-    if not waiting:
-        return
-    trained = {
-        id(weight) for group in optimizer.param_groups for weight in group["params"]
-    }
-    for layer in waiting:
-        layer.optimizer_steps += id(layer.weight) in trained
-        if (
-            layer.optimizer_steps == _STEPS_WITHOUT_ADVANCE
-            and (fault := layer.state.fault()) is not None
-        ):
-            layer.state.warn_once(f"this loop {fault}")
-
-
-@cache
-def _count_optimizer_steps() -> None:
-    """Count the steps of all optimizers, from the first layer on that follows a recipe."""
-    register_optimizer_step_post_hook(_count_step)
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:

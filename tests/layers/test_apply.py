@@ -1,5 +1,6 @@
 import copy
 import doctest
+import gc
 import importlib
 import itertools
 import warnings
@@ -261,6 +262,18 @@ def test_a_state_that_does_not_advance_is_said_once_after_ten_steps(recipe, stil
         "another arm (after each optimizer step call state.advance(tokens), with the tokens of that step)"
     )
     assert warned(loop()) == (([], 12) if still is None else ([said], 9))
+
+
+def test_no_hook_stays_at_the_optimizers_when_a_model_is_gone():
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    hooks = optimizers._global_optimizer_post_hooks
+    gc.collect()
+    before = len(hooks)
+    model, state = make({"gemms": ["fprop"], "stabiliser": "rht"}, depth=1)
+    assert len(hooks) == before + 1
+    del model, state
+    gc.collect()
+    assert len(hooks) == before
 
 
 def test_many_passes_of_a_step_are_no_missing_advance():
