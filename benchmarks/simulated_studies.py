@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ablate.reports.findings.speed import alone_speed
+from ablate.results.change_rule import alpha_of, judge, level_in_loop
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.results.intervals import (
+    ALPHA,
     Method,
     contrasts,
     difference,
@@ -275,6 +277,49 @@ def hits(logs: np.ndarray) -> list[Outcome]:
     ]
 
 
+def by_try(
+    cost: float,
+    tries: int,
+    *,
+    seeds: int = 8,
+    margin: float = 0.0,
+    paired: bool = True,
+    seed: int = 0,
+) -> tuple[float, float, float, float]:
+    """Judge ``ablate try``: the shares of keep, discard and undecided, and the mean of the change's seeds."""
+    rng = np.random.default_rng(seed)
+    looks = tuple(range(2, seeds + 1))
+    method = Method(paired=paired, alpha=alpha_of(looks))
+    decisions = []
+    used = []
+    for _ in range(tries):
+        (change,), base = own_runs(rng, seeds, cost=cost, arms=1, paired=paired)
+        judgement = judge((hits(change), hits(base)), looks, method, margin)
+        decisions.append(judgement.decision)
+        used.append(judgement.seeds)
+    words = ("keep", "discard", "undecided")
+    keep, discard, undecided = (decisions.count(word) / tries for word in words)
+    return keep, discard, undecided, float(np.mean(used))
+
+
+def by_loop(
+    tries: int, loops: int, *, in_loop: bool, cost: float = 0.0, seed: int = 0
+) -> float:
+    """Return how often a loop of such tries against one baseline keeps at least one of them."""
+    rng = np.random.default_rng(seed)
+    looks = tuple(range(2, 9))
+    kept = 0
+    for _ in range(loops):
+        changes, base = own_runs(rng, looks[-1], cost=cost, arms=tries)
+        for number, change in enumerate(changes, 1):
+            alpha = alpha_of(looks, level_in_loop(number) if in_loop else ALPHA)
+            method = Method(paired=True, alpha=alpha)
+            if judge((hits(change), hits(base)), looks, method, 0.0).decision == "keep":
+                kept += 1
+                break
+    return kept / loops
+
+
 def by_estimator(
     repeats: int, *, every: float = 0.077, kink: float | None = None, seed: int = 0
 ) -> np.ndarray:
@@ -376,6 +421,14 @@ def main(repeats: int) -> None:
         ({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)
     ):
         say(by_settled, cost, repeats // 4, **more)
+    for seeds, cost in product((4, 8), (0.0, 0.05, -0.05)):
+        say(by_try, cost, 1000, seeds=seeds)
+    for cost in (0.03, 0.0):
+        say(by_try, cost, 1000, margin=0.03)
+    for cost in (0.0, -0.05):
+        say(by_try, cost, 1000, paired=False)
+    for in_loop in (False, True):
+        say(by_loop, 20, repeats // 20, in_loop=in_loop)
     for more in ({}, {"every": 0.02}, {"every": 0.25}, {"kink": 1.2}):
         found = by_estimator(repeats // 2, **more)
         print(

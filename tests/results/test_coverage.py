@@ -14,9 +14,11 @@ from simulated_studies import (
     by_arms,
     by_budget,
     by_estimator,
+    by_loop,
     by_report,
     by_settled,
     by_speed_up,
+    by_try,
 )
 
 sys.path.pop(0)  # names there are those of other modules, too
@@ -102,6 +104,25 @@ def test_seeds_until_settled_hold_at_every_look_and_are_fewer(cost, fewer, repea
     assert held >= 0.95 - error(repeats)
     assert (used > 7) == (cost == 0.0)
     assert fewer is None or used < fewer * by_settled(cost, repeats, moderated=False)[1]
+
+
+@repeats(200, 1000)
+def test_a_try_keeps_what_is_no_better_in_one_of_twenty_over_all_its_looks(repeats):
+    for more in ({}, {"margin": 0.05, "cost": 0.05}, {"paired": False}):
+        keep, *_ = by_try(tries=repeats, **({"cost": 0.0} | more))
+        assert keep <= 0.05 + error(repeats)
+    worse = by_try(0.05, repeats)
+    assert worse[0] <= 0.05 / 10
+    assert worse[1] > 0.95
+    better = by_try(-0.05, repeats)
+    assert better[0] > 0.8
+    assert max(worse[3], better[3]) < 6
+
+
+@repeats(40, 400)
+def test_a_loop_of_tries_keeps_what_is_no_better_in_one_of_twenty(repeats):
+    assert by_loop(20, repeats, in_loop=True) <= 0.05 + error(repeats)
+    assert by_loop(20, repeats, in_loop=False) > 0.2
 
 
 def test_the_local_fit_spreads_less_and_is_hardly_biased():
