@@ -26,7 +26,8 @@ from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
 from ablate.run.architecture import layer_places
-from ablate.run.command import Command, lacks_proof, result_files, shell_line
+from ablate.run.command import Command, lacks_proof, shell_line
+from ablate.run.command_files import result_files
 from ablate.run.schedule import schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate._version import __version__
 from ablate.base.files import hash_of, hash_of_sources
-from ablate.run.command import digest_of
+from ablate.run import command_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,7 +228,10 @@ def describe_command(
     """
     return {
         **_of_every_run(commit),
-        "code": commit_of(Path(command.cwd)) or digest_of(command)[:12],
+        "code": command_files.code_digest(
+            command_files.code_of(command.cwd, command.files)
+        ),
+        "code_commit": commit_of(Path(command.cwd)),
         "gpu": _gpu_by_its_tool() if gpus else None,
         "world_size": num_devices,
         "software": command.version,

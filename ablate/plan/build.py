@@ -98,7 +98,8 @@ def build_plan(
     identities, missing = _identify_all(study, identify, without_data=without_data)
     planner = _ArmPlanner(study, identities, machines)
     arms = {arm.name: planner.plan(arm) for arm in study.arms}
-    problems = [*_equal_arms(study, arms), *_incomparable_arms(study, arms)]
+    problems = [*planner.undeclared_code(), *_incomparable_arms(study, arms)]
+    problems = problems or [*_equal_arms(study, arms)]
     if problems:
         raise UserError(*problems)
     _check_target(study, min(identity.vocab_size for identity in identities.values()))
@@ -126,6 +127,7 @@ class _ArmPlanner:
     ) -> None:
         self._identities = identities
         self._machines = machines
+        self._study = study
         self._arms = {arm.name: arm for arm in study.arms}
         self._baseline = self._arms[study.baseline]
         self._baseline_sections = _sections_of(self._baseline)
@@ -176,6 +178,20 @@ class _ArmPlanner:
             coverage=coverage,
         )
 
+    def undeclared_code(self) -> Iterator[Problem]:
+        """Yield the arms whose code is not the baseline's, and that do not say so by ``code``."""
+        for arm in self._study.arms:
+            if arm.code != self._baseline.code or "code" in self._study.waive:
+                continue
+            if names := self._own_code.changed_code(arm):
+                others = f" and {len(names) - 5} more" * (len(names) > 5)
+                yield self._study.problem(
+                    self._study.where(arm, "code"),
+                    f"arm '{arm.name}' runs other code than the baseline: {', '.join(names[:5])}{others}",
+                    "its runs would not be compared: give all arms the same; or write code: DIR in the arm, in "
+                    "place of trainer.cwd, if this is what it tests; or waive: [code]",
+                )
+
     def _configure(
         self, arm: ResolvedArm, identity: DataIdentity, code_digest: str | None
     ) -> ArmConfig:
@@ -218,7 +234,8 @@ class _ArmPlanner:
                 section, baseline_section
             ).items():
                 arm_value = arm_settings.get(key)
-                if arm_value != baseline_value:
+                is_code = key == "trainer.cwd" and arm.code != self._baseline.code
+                if arm_value != baseline_value and not is_code:
                     differences[key] = (baseline_value, arm_value)
         return differences
 
@@ -321,6 +338,11 @@ def _identify_all(
 def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
     """Yield the arms that are the same run as an earlier one."""
     first: dict[str, str] = {}
+    hint = "the content of their data and files is the same"
+    if any(arm.code for arm in study.arms) or "code" in study.waive:
+        hint += (
+            "; of other sources code: DIR counts those that differ from the baseline's"
+        )
     for name, arm in arms.items():
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
@@ -328,7 +350,7 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
             yield Problem(
                 file=study.shown_path,
                 what=message,
-                hint="their data have the same content",
+                hint=hint,
             )
 
 
@@ -371,6 +393,7 @@ def _sections_of(arm: ResolvedArm) -> dict[str, Any]:
         "recipe": arm.recipe_spec,
         "backend": arm.backend,
         "trainer": arm.trainer,
+        "code": arm.code,
         "fork": fork,
     }
 

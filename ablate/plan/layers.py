@@ -22,8 +22,9 @@ from ablate.base.user_functions import code_digest
 from ablate.recipes import describe_layer
 from ablate.recipes.coverage import coverage_faults
 from ablate.recipes.place import LayerPlace, phases_of
+from ablate.run import command_files
 from ablate.run.architecture import layer_places
-from ablate.run.command import Command, digest_of
+from ablate.run.command import Command
 from ablate.study.checks import layer_misfits, phase_misfits
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class OwnCode:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._code = cache(code_digest)
+        self._code_of = cache(command_files.code_of)
+        self._baseline = next(arm for arm in study.arms if arm.name == study.baseline)
         self._outlines: dict[tuple[ModelConfig, int, int], Outline] = {}
 
     def read(
@@ -97,13 +100,27 @@ class OwnCode:
                 digests.append(self._code(arm.model.function))
         if isinstance(arm.trainer, Command):
             with self._at(arm, "trainer"):
-                digests.append(digest_of(arm.trainer))
+                digests.append(command_files.digest_of(arm.trainer))
+                if arm.code != self._baseline.code and self.changed_code(arm):
+                    code = self._code_of(arm.trainer.cwd, tuple(arm.trainer.files))
+                    digests.append(command_files.code_digest(code))
         elif arm.trainer is not None:
             with self._at(arm, "trainer"):
                 digests.append(self._code(arm.trainer))
         return (
             hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
         )
+
+    def changed_code(self, arm: ResolvedArm) -> list[str]:
+        """List the files in which an arm's code differs from the baseline's, if commands train both."""
+        trainer = arm.trainer
+        baseline = self._baseline.trainer
+        if not (isinstance(trainer, Command) and isinstance(baseline, Command)):
+            return []
+        code = self._code_of(trainer.cwd, tuple(trainer.files))
+        baseline_code = self._code_of(baseline.cwd, tuple(baseline.files))
+        names = {name for name, _ in code.items() ^ baseline_code.items()}
+        return sorted({*names, *command_files.changed_words(trainer, baseline)})
 
     def _refuse(
         self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]

@@ -5,7 +5,8 @@ configuration but not the code that trained it, and an arm may override the base
 a run is set apart (not counted as a result, named in the report) if it differs in
 
 - ``data``, ``tokenizer``, ``evaluation``: from the baseline's configuration;
-- ``code``: from the sources that trained most runs of the study;
+- ``code``: from the sources that trained most runs of the study; where arms test code of their own, most runs
+  of the same ``code``;
 - ``device``: from the GPU model (or CPU) that most runs were trained on;
 - ``arithmetic``: from the fingerprint of most runs (``ablate.execute.environment``), also if a run was
   resumed on a machine with another fingerprint;
@@ -29,13 +30,13 @@ from ablate.run.schedule import steady_spans
 from ablate.store.records import Environment, RecordedConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ablate.results.frames import StudyFrames
     from ablate.store.plan_file import LockedPlan, LockedTuning
 
-_OF_MOST_RUNS: tuple[Setting, ...] = ("code", "device", "arithmetic", "world_size")
-"""The settings that are compared with most runs'; the others with the baseline's."""
+_OF_MOST_RUNS: tuple[Setting, ...] = ("device", "arithmetic", "world_size")
+"""The settings that are compared with most runs'; code with most of the same code, the others with the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,14 +233,19 @@ def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
         frames.configs.get(frames.plan.baseline, RecordedConfig()), Environment()
     )
     for setting in _OF_MOST_RUNS:
-        counts = Counter(run_settings[setting] for run_settings in settings.values())
-        del counts[None]
-        others[setting] = counts.most_common(1)[0][0] if counts else None
+        others[setting] = _most_common(run[setting] for run in settings.values())
+    tested_code = {arm.name: str(arm.differs.get("code")) for arm in frames.plan.arms}
+    codes: dict[str, list[str | None]] = {}
+    for run_id, run_settings in settings.items():
+        tested = tested_code[frames.runs[run_id].arm]
+        codes.setdefault(tested, []).append(run_settings["code"])
     set_apart = []
     for run_id, run_settings in settings.items():
         for setting in get_args(Setting):
             own_value = run_settings[setting]
             value = others[setting]
+            if setting == "code":
+                value = _most_common(codes[tested_code[frames.runs[run_id].arm]])
             if (
                 setting in frames.plan.waive
                 or own_value is None
@@ -255,6 +261,12 @@ def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
             )
             break
     return tuple(set_apart)
+
+
+def _most_common(values: Iterable[str | None]) -> str | None:
+    counts = Counter(values)
+    del counts[None]
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _settings(

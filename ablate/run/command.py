@@ -9,7 +9,6 @@ would change the arithmetic are a ``UserError``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
@@ -26,7 +25,6 @@ from ablate.recipes.policy import Recipe
 from ablate.recipes.stacks import STACKS, Flags
 from ablate.run.log_formats import FORMATS, PLACES
 from ablate.run.log_rows import LogSource, compiled
-from ablate.run.log_text import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -265,48 +263,6 @@ def secrets_of(
     if not isinstance(trainer, Command):
         return {}
     return {name: environment[name] for name in trainer.secrets if name in environment}
-
-
-def result_files(command: Command) -> list[Path]:
-    """List the files whose contents enter the id: ``files``, and each word that is a file in ``cwd``.
-
-    The file that a word sets, as ``--config=a.yaml`` does, counts, too.
-
-    Raises:
-        UserError: a name in ``files`` matches nothing.
-    """
-    folder = Path(command.cwd)
-    files: dict[Path, None] = {}
-    for word in command.words:
-        for name in (word, word.rpartition("=")[2]):
-            if (
-                name
-                and "{" not in word
-                and not name.startswith("-")
-                and (folder / name).is_file()
-            ):
-                files[folder / name] = None
-    for pattern in command.files:
-        matches = [path for path in files_of(str(folder / pattern)) if path.is_file()]
-        if not matches:
-            raise UserError(
-                f"trainer.files: no file '{pattern}' in {folder}",
-                hint="paths start at cwd",
-            )
-        files |= dict.fromkeys(matches)
-    return list(files)
-
-
-def digest_of(command: Command) -> str:
-    """Hash the names and contents of ``result_files``."""
-    digest = hashlib.sha256()
-    for path in result_files(command):
-        name = (
-            path.relative_to(command.cwd) if path.is_relative_to(command.cwd) else path
-        )
-        content = path.read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
 
 
 def check_inherited(command: Command, environment: Iterable[str]) -> None:

@@ -52,6 +52,11 @@ _NODES = Misfit(
     "devices_per_run may lie on several machines",
     ("resources.nodes",),
 )
+_CODE = Misfit(
+    "code takes the place of a command's cwd, and no command trains here",
+    "of a model or trainer in Python name the file: model: {function: DIR/model.py:build}",
+    ("code",),
+)
 _LABEL_HINT = "give the values labels: {label: value}"
 
 
@@ -176,6 +181,12 @@ class Arms:
         self._note_hadamard_size(parts, built["recipe"], recipe)
         misfits = _misfits(config, built, recipe)
         command = config["trainer"]
+        code = config["code"]
+        if code is not None and isinstance(command, Command):
+            command = replace(command, cwd=self.sections.join(code))
+            config["trainer"] = command
+        elif code is not None:
+            misfits.append(_CODE)
         if isinstance(command, Command) and recipe is not None:
             config["trainer"], more = checks.ready_command(command, recipe, built)
             misfits += more

@@ -355,10 +355,12 @@ def ready_command(
     resources = built["resources"].value
     if training is None or resources is None:
         return command, []
-    misfits = [
-        Misfit(message, hint, (f"trainer.{key}", "trainer"))
-        for message, hint, key in command.faults()
-    ]
+    misfits = []
+    for message, hint, key in command.faults():
+        fields: tuple[str, ...] = (f"trainer.{key}", "trainer")
+        if key == "cwd":
+            fields = ("code", *fields)
+        misfits.append(Misfit(message, hint, fields))
     misfits += _without_effect(built)
     misfits += _device_faults(command, resources)
     if not command.reads_recipe:

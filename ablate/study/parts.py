@@ -41,11 +41,12 @@ _TYPES: dict[str, Any] = {
     "backend": BackendName,
     "resources": ResourcesConfig,
     "trainer": Trainer | None,
+    "code": str | None,
     "fork": ForkSection | None,
 }
 
 
-_DEFAULTS = {"backend": "auto", "trainer": None, "fork": None}
+_DEFAULTS = {"backend": "auto", "trainer": None, "code": None, "fork": None}
 """Sections that are no empty mapping where the file says nothing."""
 
 
@@ -251,7 +252,7 @@ class Sections:
         if isinstance(value, ForkSection):
             return ForkPoint(arm=value.from_ or "", tokens=value.at or 1)
         if isinstance(value, Command):
-            return replace(value, cwd=self._join(value.cwd))
+            return replace(value, cwd=self.join(value.cwd))
         if isinstance(value, DataConfig):
             return self._resolved_data(value)
         if isinstance(value, ModelConfig) and value.hf is not None:
@@ -266,26 +267,27 @@ class Sections:
         if data.source == "hub":  # [data set, configuration]
             paths = [*map(self._join_existing, data.paths[:1]), *data.paths[1:]]
         else:
-            paths = [*map(self._join, data.paths)]
+            paths = [*map(self.join, data.paths)]
         tokenizer = data.tokenizer_path
         return replace(
             data,
             paths=paths,
-            validation_paths=[*map(self._join, data.validation_paths)],
+            validation_paths=[*map(self.join, data.validation_paths)],
             tokenizer_path=tokenizer and self._join_existing(tokenizer),
         )
 
     def _join_code(self, reference: str) -> str:
         place, colon, name = reference.partition(":")
-        return f"{self._join(place)}{colon}{name}" if is_file(reference) else reference
+        return f"{self.join(place)}{colon}{name}" if is_file(reference) else reference
 
     def _join_existing(self, path: str) -> str:
         """Resolve a path that could be a hub name, if the file exists or the text cannot be a hub name."""
-        local = self._join(path)
+        local = self.join(path)
         is_local = path.startswith((".", "/", "~")) or FilePath(local).exists()
         return local if is_local and path else path
 
-    def _join(self, path: str) -> str:
+    def join(self, path: str) -> str:
+        """Resolve a path against the study's folder."""
         file = FilePath(path)
         # no such user (~nobody): keep the path as it is
         with contextlib.suppress(RuntimeError):

@@ -220,6 +220,10 @@ class BaseSection:
         "your own training function instead: package.module:function or file.py:function; or a command, as "
         "{command: [python, train.py, …], metrics: …}",
     )
+    code: Unchecked[str | None] = key(
+        None,
+        "the folder whose code the arm tests, in place of trainer.cwd; relative to the study file",
+    )
     resources: Unchecked[ResourcesConfig] = Field(default_factory=ResourcesConfig)
     fork: Unchecked[ForkSection | None] = key(
         None, "start from another arm's state; default: from the beginning"

@@ -30,6 +30,7 @@ _FIELDS = {
     "model": ("model.hf", "model.function"),
     "allow": ("model.allow", "model.hf", "model.function"),
     "trainer": ("trainer",),
+    "code": ("trainer.cwd", "trainer.files", "trainer"),
     "recipe": ("recipe.layers", "recipe"),
     "data": ("data.paths", "data.source", "data"),
     "tokenizer": ("data.tokenizer", "data.tokenizer_path", "data.vocab_size", "data"),
@@ -46,7 +47,7 @@ _FIELDS = {
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
-    ``parts``: those of the file that make it.
+    ``code``: the folder that replaces the command's, as written. ``parts``: those of the file that make it.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ResolvedArm:
     recipe_spec: RecipeSpec
     backend: BackendName
     trainer: str | Command | None
+    code: str | None
     resources: ResourcesConfig
     fork: ForkPoint | None
     parts: Parts

@@ -70,6 +70,22 @@ def test_a_run_of_another_setting_than_most_is_no_result(study, odd, rest, apart
         assert [arm.n for arm in analyse(waiving(frames, one.setting)).arms] == [3, 3]
 
 
+def test_code_that_an_arm_tests_is_that_of_most_of_its_runs(make_study):
+    store = make_study(CURVES | {"again": CURVES["fp4"]})
+    plan = store.plan()
+    codes = dict.fromkeys([run.id for _, run in plan.runs()], "new")
+    codes |= {run.id: "base" for run in plan.arms[0].runs}
+    edited = plan.arms[2].runs[2].id
+    codes[edited] = "edited"
+    for run_id, code in codes.items():
+        rewrite(store.run(run_id), store.run(run_id).environment_path, code=code)
+    frames = load_frames(store)
+    tested = {"code": (None, "new")}
+    arms = (plan.arms[0], *(replace(arm, differs=tested) for arm in plan.arms[1:]))
+    frames = replace(frames, plan=replace(plan, arms=arms))
+    assert [run.run for run in find_set_apart(frames)] == [edited]
+
+
 MEASURED = """
 data       | {"data_digest": "other"}
 tokenizer  | {"vocab_size": 999}

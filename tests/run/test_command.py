@@ -1,6 +1,8 @@
 """A command's words, what of them is its identity, and what it must not inherit."""
 
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +11,15 @@ from ablate.recipes import PRESETS, read_recipe
 from ablate.recipes.stacks import Flags
 from ablate.run.command import (
     Command,
-    digest_of,
     filled,
     lacks_proof,
-    result_files,
     variables_of,
+)
+from ablate.run.command_files import (
+    code_digest,
+    code_of,
+    digest_of,
+    result_files,
 )
 from ablate.run.log_rows import LogSource
 
@@ -89,6 +95,33 @@ def test_files_that_count(tmp_path):
     assert digest_of(trainer) != before
     with pytest.raises(UserError, match=r"no file 'missing/\*'"):
         result_files(command("run", cwd=str(tmp_path), files=["missing/*"]))
+
+
+def test_code_is_what_can_be_imported_by_content(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    counting = ("train.py", "lib/a.py", "lib/kernel.cu", "set.txt")
+    others = (
+        "notes.md", "set.yaml", ".hidden/a.py", "__pycache__/a.py", "venv/a.py", "out/a.py", "copy/a.py",
+    )  # fmt: skip
+    for name in (*counting, *others):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "venv" / "pyvenv.cfg").touch()
+    (folder / "copy" / ".git").write_text("gitdir: /x/.git/worktrees/copy")
+    assert sorted(code_of(str(folder), ["set.txt"])) == sorted([*counting, "out/a.py"])
+    digests = {code_digest(code_of(str(folder), ["out/a.py"]))}
+    (folder / ".gitignore").write_text("out")
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "mine"]):
+        subprocess.run([*git, *words], check=True)
+    assert sorted(code_of(str(folder), ["set.txt"])) == sorted(counting)
+    digests.add(code_digest(code_of(str(folder), ["out/a.py"])))
+    assert len(digests) == 1  # whether git knows it or not
+    (folder / "lib" / "a.py").write_text("changed")
+    assert code_digest(code_of(str(folder), ["out/a.py"])) not in digests
+    monkeypatch.setattr(Path, "read_bytes", lambda _: (folder / "lib").open())
+    with pytest.raises(UserError, match="cannot read: Is a directory"):
+        code_of(str(folder), [])
 
 
 def test_the_identity_leaves_out_what_changes_no_result():
