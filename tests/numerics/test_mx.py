@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -12,6 +13,8 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 
 from ablate.numerics import OperandPolicy, fake_quantize, quantize, round_operand
 from ablate.numerics.formats import ELEMENTS, SCALE_ADD, decode
+from ablate.recipes import PRESETS
+from ablate.recipes.policy import STORED, contracted_axis
 from tests.numerics.strategies import KEY, MXFP4, normal, special_blocks
 
 SR_PRESCALED = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
@@ -206,3 +209,62 @@ def test_what_cannot_be_quantised_is_refused_by_name(shape, options, axis, messa
         fake_quantize(torch.zeros(2, 32, dtype=torch.float64), MXFP4)
     with pytest.raises(ValueError, match="fp16 has no grid"):
         quantize(torch.zeros(2, 32), OperandPolicy(format="fp16"))
+
+
+def rocm_te_codes(x, *, rotated):
+    """Quantise rows of 32 as the MXFP4 kernel of ROCm's TransformerEngine reads (#537, at 1459f9bb).
+
+    Returns magnitudes with signs, before the scales, and the bytes of the scales.
+    """
+    values = x.astype(np.float32)
+    if rotated:
+        groups = values.reshape(-1, 16)
+        for stride in (1, 2, 4, 8):
+            for index in range(16):
+                if not index & stride:
+                    first = groups[:, index].copy()
+                    second = groups[:, index + stride].copy()
+                    groups[:, index] = first + second
+                    groups[:, index + stride] = first - second
+        values = groups.reshape(values.shape) * np.float32(0.25)
+    largest = np.abs(values).max(1)
+    exponent = ((largest.view(np.uint32) + 0x200000) >> 23).astype(int) - 127 - 2
+    exponent = np.where(largest == 0, 0, np.clip(exponent, -127, 127))
+    scaled = np.abs(values) * 2.0 ** -exponent[:, None]
+    magnitudes = np.zeros_like(scaled)
+    # Ties go to the even code, as the instruction of gfx950 rounds.
+    steps = zip(
+        (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5), (0.5, 1, 1.5, 2, 3, 4, 6), strict=True
+    )
+    for code, (middle, above) in enumerate(steps, start=1):
+        goes_up = scaled > middle if code % 2 else scaled >= middle
+        magnitudes = np.where(goes_up, above, magnitudes)
+    return np.copysign(magnitudes, values), exponent + 127
+
+
+@pytest.mark.parametrize(
+    ("name", "rotated"), [("rocm-te-mxfp4", False), ("rocm-te-mxfp4-h16", True)]
+)
+def test_all_six_operands_have_the_bits_of_rocms_kernel(name, rotated):
+    shapes = dict(zip("MNK", (64, 96, 32), strict=True))
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(4)
+    for gemm, operand, policy in PRESETS[name].recipe.operands():
+        rows, columns = (shapes[dimension] for dimension in STORED[operand])
+        x = normal(rows, columns) * torch.logspace(-6, 6, rows)[:, None]
+        x[:32, :32] = torch.outer(2.0 ** torch.arange(-16, 16), ties)
+        x[32:, :32] = 0
+        x = x.bfloat16().float()
+        axis = contracted_axis(gemm, operand)
+        blocks = (x if axis == 1 else x.T).reshape(-1, 32).numpy()
+        magnitudes, scales = rocm_te_codes(blocks, rotated=rotated)
+        quantized = quantize(x, policy, axis=axis)
+        assert torch.equal(
+            decode(quantized.codes, ELEMENTS["mxfp4"]).view(-1, 32),
+            torch.from_numpy(magnitudes).float(),
+        )
+        # Of a block of zeros the kernel's byte is 127, ours 0.
+        filled = magnitudes.any(1)
+        assert (
+            quantized.scales.numpy().reshape(-1)[filled].tolist()
+            == scales[filled].tolist()
+        )

@@ -28,6 +28,8 @@ from tests.golden import check_answers
 HERE = Path(__file__).parent
 YAML_1_2 = YAML(typ="safe", pure=True)
 PUBLISHED = YAML_1_2.load(HERE / "presets.yaml")
+EQUAL = {"rocm-te-mxfp4": "amd-fdw", "rocm-te-mxfp4-h16": "amd-fdw-dht16"}
+"""Code that does what a paper describes."""
 
 
 def recipe(written):
@@ -81,9 +83,11 @@ def test_a_published_recipe_is_what_was_published(name):
 def test_no_two_published_recipes_are_the_same_or_described_alike():
     assert list(PRESETS) == list(PUBLISHED)
     lines = {describe(preset.recipe) for preset in PRESETS.values()}
+    for name, paper in EQUAL.items():
+        assert PRESETS[name].recipe == PRESETS[paper].recipe
     assert (
         len(lines)
         == len({preset.recipe for preset in PRESETS.values()})
-        == len(PRESETS)
+        == len(PRESETS) - len(EQUAL)
     )
     assert max(map(len, lines)) < 230

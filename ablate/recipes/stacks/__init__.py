@@ -150,7 +150,7 @@ def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Fla
         env=entry.get("env", {}),
         expect=tuple(entry.get("expect", ())),
         refuse=tuple(entry.get("refuse", ())),
-        read_in=table["read_in"],
+        read_in=entry.get("read_in", table["read_in"]),
     )
 
 
