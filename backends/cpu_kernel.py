@@ -138,11 +138,10 @@ class Kernel:
 
     def _run(self, function: str, job: Any) -> int:
         """Call a function of the library on a job, on torch's number of threads, or on one if it is small."""
-        threads = (
-            torch.get_num_threads()
-            if job.rows * job.cols >= _THREADING_MIN_ELEMENTS
-            else 1
-        )
+        if job.rows * job.cols >= _THREADING_MIN_ELEMENTS:
+            threads = torch.get_num_threads()
+        else:
+            threads = 1
         result: int = getattr(self._library, f"ablate_{function}")(
             ctypes.byref(job), threads
         )

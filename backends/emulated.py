@@ -78,9 +78,13 @@ class EmulatedBackend(Backend):
         """Name what quantises for the run's record: Triton, the CPU quantiser, or plain torch and why."""
         if torch.cuda.is_available():
             fault = triton_fault()
-            return "Triton quantiser" if fault is None else f"plain torch: {fault}"
+            if fault is None:
+                return "Triton quantiser"
+            return f"plain torch: {fault}"
         kernel, reason = cpu_build.loaded()
-        return f"plain torch: {reason}" if kernel is None else f"CPU quantiser {reason}"
+        if kernel is None:
+            return f"plain torch: {reason}"
+        return f"CPU quantiser {reason}"
 
     def quantize(self, x: Tensor, draw: Draw, *, axis: int) -> Quantized | BlockScaled:
         """Quantise with the bits of ``round_operand``."""

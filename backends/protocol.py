@@ -73,7 +73,9 @@ class Draw:
     @property
     def amax_number(self) -> float | None:
         """``amax`` as a number; this waits for the device on which it lies."""
-        return self.amax.item() if isinstance(self.amax, Tensor) else self.amax
+        if isinstance(self.amax, Tensor):
+            return self.amax.item()
+        return self.amax
 
 
 def dequantised(operand: Operand) -> Tensor:

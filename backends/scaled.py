@@ -75,11 +75,9 @@ class TritonBackend(PackedBackend):
     def detail(self) -> str:
         """Name Triton's version for the run's record, or say why its kernels cannot run."""
         installed = triton_version()
-        return (
-            f"Triton {'.'.join(map(str, installed))}"
-            if installed
-            else str(triton_fault())
-        )
+        if installed:
+            return f"Triton {'.'.join(map(str, installed))}"
+        return str(triton_fault())
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """Multiply packed operands of one format."""
@@ -98,9 +96,9 @@ def _triton_fault(fmt: str, device: Device) -> str | None:
             return "needs a GPU"
         if (triton_version() or ()) < OLDEST_TO_INTERPRET:
             return "tl.dot_scaled is interpreted from Triton 3.8 on"
-        return (
-            "Triton's interpreter reads E4M3 scales as E8M0" if fmt == "nvfp4" else None
-        )
+        if fmt == "nvfp4":
+            return "Triton's interpreter reads E4M3 scales as E8M0"
+        return None
     if (device.arch, fmt) not in TILES:
         known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
         return f"no {fmt} tiles for {device.arch} (has {', '.join(known)})"
@@ -176,7 +174,9 @@ def swizzled(scales: Tensor) -> Tensor:
 
 def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
     """Pad with so many rows and columns of zeros at the end; zero codes add nothing to a product."""
-    return F.pad(x, (0, columns, 0, rows)) if rows or columns else x.contiguous()
+    if rows or columns:
+        return F.pad(x, (0, columns, 0, rows))
+    return x.contiguous()
 
 
 _DTYPES = {

@@ -77,12 +77,16 @@ def likely(
 
     lowered = {word.lower(): word for word in known}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=cutoff)
-    return f"did you mean '{lowered[close[0]]}'?" if close else otherwise
+    if close:
+        return f"did you mean '{lowered[close[0]]}'?"
+    return otherwise
 
 
 def one_of(words: Sequence[str]) -> str:
     """Join words as a choice: ``a, b or c``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def safe_text(text: str, keep: str = "") -> str:

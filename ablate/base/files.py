@@ -157,7 +157,9 @@ def default_storage() -> Path:
 def cache_folder(kind: str) -> Path:
     """Return the folder for one kind of recomputable data, in $ABLATE_CACHE or in the user's cache."""
     folder = os.environ.get("ABLATE_CACHE")
-    return Path(folder) / kind if folder else users_cache_folder(kind)
+    if folder:
+        return Path(folder) / kind
+    return users_cache_folder(kind)
 
 
 def users_cache_folder(kind: str) -> Path:
@@ -229,9 +231,10 @@ def refuse_open_folder(folder: Path, *, with_links: bool = True) -> None:
         UserError: somebody else could lead what is written there to another place.
     """
     is_there = folder.exists()
-    fault = (
-        changed_by_others(folder, group_may=True) if is_there else _replaceable(folder)
-    )
+    if is_there:
+        fault = changed_by_others(folder, group_may=True)
+    else:
+        fault = _replaceable(folder)
     if fault is not None:
         fix = f"chmod 700 {folder}, or 2770 for a group that shares it, or " * is_there
         raise UserError(f"{fault} ({fix}choose another folder)")

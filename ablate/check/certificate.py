@@ -219,7 +219,9 @@ def operand_of(text: str) -> ClaimedOperand:
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
     """Remove a policy's rotation. MS-EDEN keeps it, because it needs the rotation's groups."""
-    return policy if policy.scale_rule.is_stochastic else replace(policy, **NO_ROTATION)
+    if policy.scale_rule.is_stochastic:
+        return policy
+    return replace(policy, **NO_ROTATION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,9 @@ class RatioEstimate:
         if abs(distance) < 1e-6:
             return 0.0
         error = math.hypot(self.error, other_error)
-        return distance / error if error else math.copysign(math.inf, distance)
+        if error:
+            return distance / error
+        return math.copysign(math.inf, distance)
 
     def is_at(self, expected: float, other_error: float = 0.0) -> bool:
         """Whether the figure is the expected one within ``BOUND`` standard errors."""
@@ -199,11 +201,11 @@ class Sums:
         (energy,) = ratios(self.pairs["error"])
         scale_bias, dead_zone, grid_noise = ratios(self.pairs["parts"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
-        spread = (
-            energy.error / (2 * root)
-            if energy.error is not None and root
-            else energy.error
-        )
+        spread: float | None
+        if energy.error is not None and root:
+            spread = energy.error / (2 * root)
+        else:
+            spread = energy.error
         return RoundingFigures(
             gain=gain,
             by_position=ratios(self.pairs["position"], 1.0),

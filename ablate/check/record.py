@@ -73,7 +73,9 @@ class TestedMachine:
     @property
     def name(self) -> str:
         """The device by name; a CPU by its model."""
-        return self.cpu if self.device.kind == "cpu" else self.device.name
+        if self.device.kind == "cpu":
+            return self.cpu
+        return self.device.name
 
     @property
     def file_name(self) -> str:

@@ -296,11 +296,10 @@ def prove(
             except KeyboardInterrupt:
                 keeper.write()
                 raise
-            tensors = (
-                _save(keeper.path, place, error)
-                if isinstance(error, FaultError)
-                else None
-            )
+            if isinstance(error, FaultError):
+                tensors = _save(keeper.path, place, error)
+            else:
+                tensors = None
             finding = CheckFinding(
                 backend=check.backend,
                 check=check.name,

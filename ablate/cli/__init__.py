@@ -124,11 +124,10 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         message = error.format_message()
-        command = (
-            error.ctx.command_path
-            if isinstance(error, click.UsageError) and error.ctx
-            else "ablate"
-        )
+        if isinstance(error, click.UsageError) and error.ctx:
+            command = error.ctx.command_path
+        else:
+            command = "ablate"
         click.echo(f"{command}: {message}", err=True)
         sys.exit(2)
     except click.Abort:

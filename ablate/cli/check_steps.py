@@ -128,9 +128,10 @@ def _lines(record: SpeedRecord) -> Iterator[str]:
     yield f"{device.name} ({device.arch}), medians of {2 * settings.repeats} × {settings.steps} steps\n"
     rows = []
     for timed in record.arms:
-        peak = (
-            None if timed.peak_memory_bytes is None else timed.peak_memory_bytes / 1e9
-        )
+        if timed.peak_memory_bytes is None:
+            peak = None
+        else:
+            peak = timed.peak_memory_bytes / 1e9
         rows.append({"of": timed, "peak": peak, "timing": timed.why_not or "native"})
     yield table_of(_COLUMNS, rows)
     if record.other_work:

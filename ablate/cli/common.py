@@ -257,7 +257,9 @@ def writing_to(out: Path) -> Iterator[None]:
 def names_text(names: Sequence[str]) -> str:
     """Return the first three names, and the number of the others."""
     text = ", ".join(names[:3])
-    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"
+    if len(names) <= 3:
+        return text
+    return f"{text} and {len(names) - 3} more"
 
 
 def table_text(table: Table) -> str:

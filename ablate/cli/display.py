@@ -118,11 +118,10 @@ class ConsoleListener(Listener):
             ]
             for run in changed:
                 states[run.run_id] = run.state
-                detail = (
-                    ""
-                    if run.val_loss is None
-                    else f", val loss {run.val_loss:.4f} {plan.unit}"
-                )
+                if run.val_loss is None:
+                    detail = ""
+                else:
+                    detail = f", val loss {run.val_loss:.4f} {plan.unit}"
                 detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
                 detail += f": {run.message}" if run.message else ""
                 self.say(

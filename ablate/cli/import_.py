@@ -266,9 +266,10 @@ def command(
         raise UserError(
             "--crossing: there is no --target to cross (give one, or leave it out)"
         )
-    parsed_target = (
-        None if target is None else replace(target_of(target), crossing=crossing)
-    )
+    if target is None:
+        parsed_target = None
+    else:
+        parsed_target = replace(target_of(target), crossing=crossing)
     if len(baselines) > 1:
         raise UserError(
             f"--baseline: {' and '.join(baselines)} (expected one arm: make a study for each)"

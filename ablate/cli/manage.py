@@ -70,7 +70,9 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
     from ablate.store.runs import study_at
 
     tuning = store.plan().tuning
-    return None if tuning is None else study_at(store.path.parent / tuning.study)
+    if tuning is None:
+        return None
+    return study_at(store.path.parent / tuning.study)
 
 
 @click.command(

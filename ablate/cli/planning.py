@@ -260,11 +260,10 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
         if take is advice.own:
             yield "target   the study's own will do"
         else:
-            reason = (
-                "the study's own is not reached by both runs, or too late; "
-                if advice.has_target
-                else ""
-            )
+            if advice.has_target:
+                reason = "the study's own is not reached by both runs, or too late; "
+            else:
+                reason = ""
             yield f"target   {reason}{'written' if written else 'write'} into the file:"
             yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
         yield f"         seeds {seeds} reach {take.val_loss:g} {advice.loss_unit} after {tokens} tokens;"
@@ -272,11 +271,10 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     else:
         yield f"target   none to be had: {advice.why_not}"
     if spread := advice.spread:
-        whose = (
-            "these two"
-            if PAIRED * spread.runs > SPREAD
-            else "FP4 arms of docs/findings"
-        )
+        if PAIRED * spread.runs > SPREAD:
+            whose = "these two"
+        else:
+            whose = "FP4 arms of docs/findings"
         yield (
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, pairs "
             f"of runs spread by {spread.pairs:.1%}, as {whose} do\n"

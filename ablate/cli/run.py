@@ -81,11 +81,10 @@ def command(
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
     try:
-        seeds = (
-            None
-            if seeds_text is None
-            else [int(part) for part in seeds_text.split(",")]
-        )
+        if seeds_text is None:
+            seeds = None
+        else:
+            seeds = [int(part) for part in seeds_text.split(",")]
     except ValueError:
         raise UserError(
             f"--seeds: '{seeds_text}' is no list of seeds (expected such as 0,1,4)"
@@ -131,9 +130,11 @@ def _run_in_process(
     result = run_in_process(
         study, Where(storage=storage), ConsoleListener(), seeds=seeds, **chosen
     )
-    ended = (
-        result.state if result.message is None else f"{result.state}: {result.message}"
-    )
+    ended: str
+    if result.message is None:
+        ended = result.state
+    else:
+        ended = f"{result.state}: {result.message}"
     click.echo(f"The run {ended}, after {result.tokens:,} tokens. No result is stored.")
     return 0
 
@@ -142,9 +143,10 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     """Show failed runs with their last lines, and ``again``, the command to resume; return the exit code."""
     for sentence, log in end.failed.items():
         say(f"\nFailed: {safe_text(sentence)}  (log: {log})")
-        printed = (
-            log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        )
+        if log.exists():
+            printed = log.read_text(encoding="utf-8", errors="replace")
+        else:
+            printed = ""
         for line in printed.splitlines()[-_LOG_LINES:]:
             say(f"    {safe_text(line)}")
     if end.outcome.problem:

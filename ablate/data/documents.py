@@ -119,11 +119,10 @@ def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
         with opened(
             file.path, "rt", encoding="utf-8", errors="replace", newline="\n"
         ) as content:
-            read = (
-                partial(content.readline, _LONGEST_LINE + 1)
-                if by_line
-                else partial(content.read, _BLOCK)
-            )
+            if by_line:
+                read = partial(content.readline, _LONGEST_LINE + 1)
+            else:
+                read = partial(content.read, _BLOCK)
             for chunk in iter(read, ""):
                 if len(chunk) > _LONGEST_LINE:
                     raise UserError(

@@ -76,11 +76,10 @@ def identify(data: DataConfig) -> DataIdentity:
     if problems:
         raise UserError(*problems)
     hub = find_data_set(data) if data.source == "hub" else None
-    hf = (
-        find_tokenizer(data.tokenizer_path)
-        if data.tokenizer == "hf" and data.tokenizer_path
-        else None
-    )
+    if data.tokenizer == "hf" and data.tokenizer_path:
+        hf = find_tokenizer(data.tokenizer_path)
+    else:
+        hf = None
     if hf is not None and data.vocab_size not in (None, hf.vocab_size):
         raise UserError(
             f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}",
@@ -101,11 +100,10 @@ def identify(data: DataConfig) -> DataIdentity:
         train = find_files(data.paths, suffixes)
         validation = find_files(data.validation_paths, suffixes)
     files = (*train, *validation)
-    places = (
-        [*data.paths, "", *data.validation_paths]
-        if data.paths
-        else [sysconfig.get_path("stdlib")]
-    )
+    if data.paths:
+        places = [*data.paths, "", *data.validation_paths]
+    else:
+        places = [sysconfig.get_path("stdlib")]
     hashes = content_hashes(
         files, "\n".join([data.source, *map(os.path.abspath, places)])
     )

@@ -196,7 +196,9 @@ def _ready(
             notice(f"{folder}: {error.problems[0].what}; the tokens are prepared anew.")
         return None
     is_moved = files.train.parent != folder and str(files.train) != corpus.train[0].path
-    return None if is_moved or files.digest != corpus.digest else files
+    if is_moved or files.digest != corpus.digest:
+        return None
+    return files
 
 
 def _make(
@@ -212,11 +214,10 @@ def _make(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        write = (
-            tokenise.prepare_tokens
-            if data.source == "tokens"
-            else tokenise.prepare_text
-        )
+        if data.source == "tokens":
+            write = tokenise.prepare_tokens
+        else:
+            write = tokenise.prepare_text
         meta = write(data, corpus, partial, progress)
         if (
             not (corpus.hub and corpus.hub.commit)

@@ -145,7 +145,9 @@ def prepare_text(
     listed = Documents(read(corpus.train, "train"), fetched if corpus.hub else None)
 
     def training_text() -> Iterator[bytes]:
-        return listed.texts() if corpus.hub else read(corpus.train, "train")
+        if corpus.hub:
+            return listed.texts()
+        return read(corpus.train, "train")
 
     order = None
     if data.validation_paths:
@@ -181,11 +183,10 @@ def prepare_text(
     train = write("train.bin", training_text(), listed, side=side)
     near_copies = train["near copies"]
     if not train["documents"]:
-        message = (
-            "all training text is nearly the same as"
-            if near_copies
-            else "there is no training text but"
-        )
+        if near_copies:
+            message = "all training text is nearly the same as"
+        else:
+            message = "there is no training text but"
         raise UserError(f"{message} validation text", hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)

@@ -356,4 +356,6 @@ def _data(data: str | None, tokenizer: str | None) -> DataConfig:
 
 def _vocabulary(data: DataConfig) -> int:
     path = data.tokenizer_path
-    return BYTES_VOCABULARY if path is None else hub.find_tokenizer(path).vocab_size
+    if path is None:
+        return BYTES_VOCABULARY
+    return hub.find_tokenizer(path).vocab_size

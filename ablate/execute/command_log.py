@@ -120,11 +120,10 @@ class Rows:
                 return f"the gradient norm at {named(row)} is nan, without a loss"
             return None
         tokens = round(self._places.tokens(row))
-        step = (
-            round(row["step"])
-            if "step" in row
-            else round(tokens / self.plan.tokens_per_step)
-        )
+        if "step" in row:
+            step = round(row["step"])
+        else:
+            step = round(tokens / self.plan.tokens_per_step)
         loss = row[_LOSS[kind]]
         if not math.isfinite(loss):
             return f"the {_WORDS[kind]} loss at step {step} is {loss:g}"

@@ -111,14 +111,18 @@ def other_work(device: str) -> str | None:
         busy -= busy_before
         idle -= idle_before
         load = 100 * busy / max(1, busy + idle)
-        return f"the processors are {load:.0f} % busy" if load > _IDLE_PERCENT else None
+        if load > _IDLE_PERCENT:
+            return f"the processors are {load:.0f} % busy"
+        return None
     time.sleep(_GPU_WINDOW_SEC)  # leave this process's own work out of the average
     try:
         load = torch.cuda.utilization(device)
     except Exception:
         # the packages of NVML and AMD SMI may be missing, and raise their own errors
         return "whether others use the GPU is not known (nvidia-ml-py or amdsmi is missing)"
-    return f"the GPU is {load} % busy" if load > _IDLE_PERCENT else None
+    if load > _IDLE_PERCENT:
+        return f"the GPU is {load} % busy"
+    return None
 
 
 def _cpu_times() -> tuple[int, int]:

@@ -137,9 +137,10 @@ def _check_recipe(name: str, recipe: Recipe, applied: Sequence[str]) -> None:
     )
     if recipe.text in applied or (is_plain and not applied):
         return
-    fault = (
-        "called apply_recipe with another recipe" if applied else "applied no recipe"
-    )
+    if applied:
+        fault = "called apply_recipe with another recipe"
+    else:
+        fault = "applied no recipe"
     raise UserError(
         f"trainer {name} {fault}: its run is not the arm's",
         hint="call apply_recipe with config.recipe; who applies it otherwise says so by "

@@ -152,7 +152,9 @@ def _pace(status: Status, newest: Mapping[str, float | None]) -> float | None:
 def _eager(run: RunDir) -> str | None:
     with suppress(OSError, ValueError):
         environment = run.environment()
-        return environment.get("step_eager_because") if environment.get("gpu") else None
+        if environment.get("gpu"):
+            return environment.get("step_eager_because")
+        return None
     return None
 
 

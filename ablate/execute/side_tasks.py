@@ -196,11 +196,10 @@ class Keeper:
             is_time = intervals > self._intervals
             self._intervals = intervals
         else:
-            pause = (
-                max(self.every_sec, self._cost_sec / _LARGEST_SHARE)
-                if self.every_sec
-                else 0.0
-            )
+            if self.every_sec:
+                pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE)
+            else:
+                pause = 0.0
             is_time = time.monotonic() - self._last_sec >= pause
         return is_time or self._prefix is not None
 

@@ -49,9 +49,10 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
         else:
             message = with_type(error)
     elif _is_out_of_memory(error):
-        memory = (
-            "GPU memory" if type(error).__name__ == "OutOfMemoryError" else "memory"
-        )
+        if type(error).__name__ == "OutOfMemoryError":
+            memory = "GPU memory"
+        else:
+            memory = "memory"
         message = f"out of {memory} ({message}); a smaller training.micro_batch_size needs less"
         if gpus < 1:
             message += (

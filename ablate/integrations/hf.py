@@ -54,11 +54,10 @@ class AblateCallback(TrainerCallback, ExportableState):
         """Load the recipe's state if training goes on from a checkpoint."""
         stepper = self._own()
         stored = (state.stateful_callbacks or {}).get(type(self).__name__, {})
-        saved = (
-            dict(stored.get("attributes", {}).get("saved", {}))
-            if isinstance(stored, dict)
-            else {}
-        )
+        if isinstance(stored, dict):
+            saved = dict(stored.get("attributes", {}).get("saved", {}))
+        else:
+            saved = {}
         if state.global_step and saved.get("step") == state.global_step:
             if stepper.state.deoscillates:
                 place = (

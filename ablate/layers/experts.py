@@ -83,7 +83,9 @@ def expert_parameters(module: nn.Module) -> dict[str, Tensor]:
             stacks[name] = parameter.mT if is_transposed else parameter
         else:
             others.add(name)
-    return stacks if others <= {f"{name}_bias" for name in stacks} else {}
+    if others <= {f"{name}_bias" for name in stacks}:
+        return stacks
+    return {}
 
 
 def take_over(
@@ -172,11 +174,9 @@ class _Products(TorchFunctionMode):
             and is_transposed
             and id(args[1]) in self._known
         ):
-            return (
-                compute(experts[index], args[0], args[1].mT)
-                if index in experts
-                else func(*args)
-            )
+            if index in experts:
+                return compute(experts[index], args[0], args[1].mT)
+            return func(*args)
         if (
             func is torch._grouped_mm  # noqa: SLF001
             and index is None
@@ -204,9 +204,9 @@ class _Products(TorchFunctionMode):
 
 def _product(expert: ExpertLinear | None, x: Tensor, weight: Tensor) -> Tensor:
     """Multiply by a recipe, or as before if the expert follows none."""
-    return (
-        functional.linear(x, weight) if expert is None else compute(expert, x, weight)
-    )
+    if expert is None:
+        return functional.linear(x, weight)
+    return compute(expert, x, weight)
 
 
 def _grouped(

@@ -85,7 +85,9 @@ class PlannedLayer:
     def operand(self, gemm: Gemm, name: str) -> PlannedOperand:
         """Return an operand by its GEMM and name."""
         planned = self.gemms[gemm]
-        return planned.left if planned.left.name == name else planned.right
+        if planned.left.name == name:
+            return planned.left
+        return planned.right
 
 
 def plan_layer(

@@ -331,16 +331,16 @@ class RecipeState:
         """Which of the model's replicas this process trains."""
         if self.replica is not None:
             return self.replica
-        return distributed.get_rank() if distributed.is_initialized() else 0
+        if distributed.is_initialized():
+            return distributed.get_rank()
+        return 0
 
     def stream_of(self, operand: str) -> str:
         """Name an operand's stream of noise in this replica; all replicas share that of weights."""
         replica = self.replica_number
-        return (
-            operand
-            if operand == "w" or not replica
-            else f"{operand} of replica {replica}"
-        )
+        if operand == "w" or not replica:
+            return operand
+        return f"{operand} of replica {replica}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the streams, phases and de-oscillation to continue."""

@@ -72,4 +72,6 @@ def peak_tflops(device_name: str, fmt: str) -> float | None:
         return None
     if fmt in ("mxfp4", "nvfp4"):
         return peaks.fp4
-    return peaks.fp8 if fmt.startswith(("fp8", "mxfp8")) else peaks.bf16
+    if fmt.startswith(("fp8", "mxfp8")):
+        return peaks.fp8
+    return peaks.bf16

@@ -190,11 +190,9 @@ def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) ->
 
 def named(model: ModelConfig) -> str:
     """Name a foreign model in messages: its field of the study file and its value."""
-    return (
-        f"model.hf {model.hf}"
-        if model.hf is not None
-        else f"model.function {model.function}"
-    )
+    if model.hf is not None:
+        return f"model.hf {model.hf}"
+    return f"model.function {model.function}"
 
 
 def describe_error(error: Exception) -> str:

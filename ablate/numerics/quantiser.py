@@ -197,7 +197,9 @@ class _Operand:
     def descale(self) -> float:
         """What is left to multiply the accumulator by."""
         descale = self.decode / self.policy.prescale
-        return fp32(descale) if self.policy.format in TWO_LEVEL else descale
+        if self.policy.format in TWO_LEVEL:
+            return fp32(descale)
+        return descale
 
     def assembled(self, blocks: Tensor) -> Tensor:
         """Return blocks as a matrix [n, k]."""
@@ -379,7 +381,9 @@ def _scaled(operand: _Operand) -> _Scaled:
 
 def _values(operand: _Operand, scaled: _Scaled) -> Tensor:
     """Return the blocks after rounding to their grid."""
-    return operand.rounded(scaled.blocks) if scaled.values is None else scaled.values
+    if scaled.values is None:
+        return operand.rounded(scaled.blocks)
+    return scaled.values
 
 
 def _mask(operand: _Operand, scaled: _Scaled) -> Tensor | None:
@@ -470,9 +474,10 @@ def quantize(
     operand = _operand(x, policy, axis, key, amax)
     scaled = _scaled(operand)
     values = _values(operand, scaled)
-    nan_code = (
-        formats.encode_max(operand.element) if policy.format.startswith("fp8_") else 0
-    )
+    if policy.format.startswith("fp8_"):
+        nan_code = formats.encode_max(operand.element)
+    else:
+        nan_code = 0
     codes = formats.encode(values, operand.element, nan_code)
     if policy.format == "if4":
         assert scaled.outer is not None

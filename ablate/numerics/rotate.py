@@ -124,7 +124,9 @@ def rotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:
     if permutation is not None:
         v = v.reshape(-1, policy.hadamard)[:, permutation.to(v.device)].view(v.shape)
     v = hadamard_last(v, policy.hadamard, signs)
-    return v.to(torch.bfloat16).to(torch.float32) if policy.rotated_bf16 else v
+    if policy.rotated_bf16:
+        return v.to(torch.bfloat16).to(torch.float32)
+    return v
 
 
 def unrotate(v: Tensor, policy: OperandPolicy, key: Key | None) -> Tensor:

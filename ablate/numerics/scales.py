@@ -231,11 +231,10 @@ def four_six(
     def error_of(scale: Scale) -> Tensor:
         values = elements(blocks * scale.down * policy.prescale)
         difference = divided(values * scale.up * amax, divisor) - blocks
-        errors = (
-            difference.abs()
-            if policy.scale_rule.measure == "mae"
-            else difference * difference
-        )
+        if policy.scale_rule.measure == "mae":
+            errors = difference.abs()
+        else:
+            errors = difference * difference
         return tree_sum(ordered_sum(errors))
 
     six = nvfp4_scale(base, decode)

@@ -71,9 +71,10 @@ def warnings_of(study: Study, *, is_new: bool) -> Iterator[str]:
         values = {arm.name: getattr(arm.training, key) for arm in study.arms}
         high = {name: value for name, value in values.items() if value > most}
         if high:
-            arms = (
-                "every arm" if len(high) == len(values) else f"arm '{next(iter(high))}'"
-            )
+            if len(high) == len(values):
+                arms = "every arm"
+            else:
+                arms = f"arm '{next(iter(high))}'"
             yield f"{key} is {max(high.values()):g} in {arms}: is that meant? (AdamW's is below {most:g})"
 
 
@@ -113,7 +114,9 @@ def build_plan(
         "arms": tuple(arms.values()),
     }
     plan = Plan(**content, missing=missing, loss_unit=_loss_unit(study))
-    return plan if study.tune is None else with_search(plan, study.tune)
+    if study.tune is None:
+        return plan
+    return with_search(plan, study.tune)
 
 
 class _ArmPlanner:

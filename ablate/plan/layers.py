@@ -107,9 +107,9 @@ class OwnCode:
         elif arm.trainer is not None:
             with self._at(arm, "trainer"):
                 digests.append(self._code(arm.trainer))
-        return (
-            hashlib.sha256(" ".join(digests).encode()).hexdigest() if digests else None
-        )
+        if digests:
+            return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+        return None
 
     def changed_code(self, arm: ResolvedArm) -> list[str]:
         """List the files in which an arm's code differs from the baseline's, if commands train both."""
@@ -161,9 +161,10 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     known = list(
         dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers)
     )
-    patterns = (
-        [] if isinstance(study.diagnostics.layers, str) else study.diagnostics.layers
-    )
+    if isinstance(study.diagnostics.layers, str):
+        patterns = []
+    else:
+        patterns = study.diagnostics.layers
     for index, pattern in enumerate(patterns):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")

@@ -128,11 +128,10 @@ def sharing_text(
     if not shares or (min(shares) >= 1 and not is_auto(study)):
         return None
     most = math.floor(1 / min(1, *shares))
-    text = (
-        "1 run at a time on each GPU"
-        if most == 1
-        else f"{most} runs at a time on each GPU"
-    )
+    if most == 1:
+        text = "1 run at a time on each GPU"
+    else:
+        text = f"{most} runs at a time on each GPU"
     if len(shares) > 1:
         text = f"up to {text}"
     known = [machine for machine in machines() if machine.gpu_bytes]

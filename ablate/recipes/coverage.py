@@ -119,7 +119,9 @@ class Coverage:
 
 
 def _number(matrices: Sequence[WeightMatrix]) -> str:
-    return "1 matrix" if len(matrices) == 1 else f"{len(matrices)} matrices"
+    if len(matrices) == 1:
+        return "1 matrix"
+    return f"{len(matrices)} matrices"
 
 
 def coverage_of(
@@ -166,11 +168,9 @@ def _reason(recipe: Recipe, matrix: WeightMatrix) -> str:
     """Say why a matrix within reach has no GEMM in low precision."""
     if not recipe.is_ever_low:
         return "the recipe is in high precision"
-    return (
-        _BY_DEFAULT
-        if matrix.is_head
-        else "a rule of the recipe keeps it in high precision"
-    )
+    if matrix.is_head:
+        return _BY_DEFAULT
+    return "a rule of the recipe keeps it in high precision"
 
 
 def _notes(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[str]:
@@ -248,11 +248,10 @@ def _with_reasons(
     groups: dict[str, list[str]] = {}
     for matrix in matrices:
         if matrix.name in reasons:
-            label = (
-                f"{matrix.name} (= {', '.join(matrix.also)})"
-                if matrix.also
-                else matrix.name
-            )
+            if matrix.also:
+                label = f"{matrix.name} (= {', '.join(matrix.also)})"
+            else:
+                label = matrix.name
             groups.setdefault(reasons[matrix.name], []).append(label)
     return [
         f"{', '.join(in_short(labels))}: {reason}" for reason, labels in groups.items()
@@ -263,9 +262,10 @@ def in_short(names: Iterable[str], form: str = "{} ({})") -> list[str]:
     """Group names that differ in numbers alone, as ``layers.*.mixing (12)``; ``form``: pattern and number."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        pattern = (
-            name if name.isdecimal() else re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        )
+        if name.isdecimal():
+            pattern = name
+        else:
+            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
         groups.setdefault(pattern, []).append(name)
     labels = []
     for pattern, members in groups.items():

@@ -67,7 +67,9 @@ def describe_gemm(policy: GemmPolicy) -> str:
     left = _operand(policy.left)
     right = _operand(policy.right)
     both = left if left == right else f"{left} × {right}"
-    return both if policy.accumulate == "fp32" else f"{both}, summed as Blackwell"
+    if policy.accumulate == "fp32":
+        return both
+    return f"{both}, summed as Blackwell"
 
 
 def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> str:

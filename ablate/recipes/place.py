@@ -76,11 +76,10 @@ def names_layer(rule: LayerRule, place: LayerPlace) -> bool:
     if place.block is None:
         return False
     # Rounded first: 0.15 · 20 is a little over 3 in binary, and is meant to be 3.
-    last = (
-        rule.last
-        if rule.last >= 1
-        else math.ceil(round(rule.last * place.num_blocks, 6))
-    )
+    if rule.last >= 1:
+        last = rule.last
+    else:
+        last = math.ceil(round(rule.last * place.num_blocks, 6))
     return place.block < rule.first or place.block >= place.num_blocks - last
 
 

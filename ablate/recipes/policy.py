@@ -506,9 +506,10 @@ class Recipe(Section, LayerRecipe):
         for part in self.parts:
             w = part.fprop.right
             if not w.is_high_precision and not w.has_fixed_grid:
-                rotation = (
-                    f"a Hadamard of {w.hadamard}" if w.hadamard else "no Hadamard"
-                )
+                if w.hadamard:
+                    rotation = f"a Hadamard of {w.hadamard}"
+                else:
+                    rotation = "no Hadamard"
                 return (
                     "deoscillate needs a grid that weights can be set to, but Fprop's w has "
                     f"{w.rounding} rounding, scale '{w.scale}' and {rotation}"

@@ -57,9 +57,9 @@ _PARTS = {
 def words_of(role: str | None) -> set[str]:
     """Return the roles by which a rule names a layer of this role: ``ffn.gate_up`` is also gate, and up."""
     whole, dot, parts = (role or "").partition(".")
-    return (
-        {whole, *(f"{whole}.{part}" for part in parts.split("_"))} if dot else {whole}
-    )
+    if dot:
+        return {whole, *(f"{whole}.{part}" for part in parts.split("_"))}
+    return {whole}
 
 
 def role_of(name: str, names: Collection[str]) -> str | None:
@@ -77,11 +77,10 @@ def role_of(name: str, names: Collection[str]) -> str | None:
     if last == "w1" and not _beside(name, "w1", ("w3",), names):
         role = "ffn.up"
     elif last == "gate" and inside != "attention":
-        role = (
-            "ffn.gate"
-            if _beside(name, "gate", ("down", "down_proj"), names)
-            else "router"
-        )
+        if _beside(name, "gate", ("down", "down_proj"), names):
+            role = "ffn.gate"
+        else:
+            role = "router"
     elif (
         role is None and _kind(last) == "ffn" and len(name.split(".")) > len(parts) + 1
     ):
@@ -96,11 +95,9 @@ def role_of(name: str, names: Collection[str]) -> str | None:
             role = "ffn.up" if has_later else "ffn.down"
     if any("expert" in part and "shared" not in part for part in before):
         return (role or "").replace("ffn", "experts") or "experts"
-    return (
-        None
-        if role and {role.partition(".")[0], inside} == {"attention", "ffn"}
-        else role
-    )
+    if role and {role.partition(".")[0], inside} == {"attention", "ffn"}:
+        return None
+    return role
 
 
 def _kind(part: str) -> str:

@@ -353,11 +353,10 @@ def _parts(
     parts = []
     for index, entry in enumerate(of_preset if written is None else written):
         with _at(key, index, "recipe"):
-            recipe = (
-                _adding(entry.recipe, accumulate)
-                if written is None
-                else _layer(entry.recipe)
-            )
+            if written is None:
+                recipe = _adding(entry.recipe, accumulate)
+            else:
+                recipe = _layer(entry.recipe)
         with _at(key, index, "from_tokens"):
             parts.append(kind(**vars(entry) | {"recipe": recipe}))
     return tuple(parts)

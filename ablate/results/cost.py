@@ -174,7 +174,9 @@ def _pairing_variance_ratio(
     x = np.array([arm[seed] for seed in pairs])
     y = np.array([baseline[seed] for seed in pairs])
     paired = float(np.var(x - y, ddof=1))
-    return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / paired if paired > 0 else None
+    if paired > 0:
+        return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / paired
+    return None
 
 
 def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) -> Cost:
@@ -267,4 +269,6 @@ def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:
         return "open"
     if -limit < interval.low and interval.high < limit:
         return "within"
-    return "outside" if interval.low > limit or interval.high < -limit else "open"
+    if interval.low > limit or interval.high < -limit:
+        return "outside"
+    return "open"

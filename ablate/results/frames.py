@@ -121,9 +121,10 @@ def load_frames(store: StudyStore) -> StudyFrames:
         lines = lines_of(content)
         # Tuples: a large study has a million rows, and dicts would take more memory.
         evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
-        training = (
-            config.training if config is not None and config.training else plan.training
-        )
+        if config is not None and config.training:
+            training = config.training
+        else:
+            training = plan.training
         runs[entry.id] = StudyRun(
             arm=arm.name,
             seed=entry.seed,
@@ -167,11 +168,9 @@ def training_frame(store: StudyStore) -> pd.DataFrame:
             of_run = {"run_id": entry.id, "arm": arm.name, "seed": entry.seed}
             rows.append(of_run | training_row(train_rows[tokens]))
     frame = pd.DataFrame(rows, columns=[*_OF_RUN, *TRAINING.values()])
-    return (
-        frame
-        if plan.loss_unit == "nats"
-        else frame.rename(columns={TRAINING["loss"]: "loss"})
-    )
+    if plan.loss_unit == "nats":
+        return frame
+    return frame.rename(columns={TRAINING["loss"]: "loss"})
 
 
 def training_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -171,7 +171,9 @@ def mean_interval(values: ArrayLike, alpha: float = ALPHA) -> Interval:
     (0.11, 0.035, 0.185)
     """
     x = np.asarray(values, dtype=float)
-    return t_interval(mean_estimate(x), alpha) if len(x) else Interval(note="no values")
+    if len(x):
+        return t_interval(mean_estimate(x), alpha)
+    return Interval(note="no values")
 
 
 def exponential(interval: Interval, *, minus: float = 0.0) -> Interval:

@@ -44,7 +44,9 @@ def is_unused(place: int, run: RunResult, stop: Stopped | None) -> bool:
     """Tell whether the run at this place in its arm does not count, because the arm was stopped."""
     if stop is None:
         return False
-    return run.end == "missing" if stop.seeds is None else place >= stop.seeds
+    if stop.seeds is None:
+        return run.end == "missing"
+    return place >= stop.seeds
 
 
 class Unneeded:

@@ -186,7 +186,9 @@ class Repeats:
 
     def _interval(self) -> float:
         """Return how far evaluations are apart, as known so far."""
-        return statistics.median(self._gaps) if self._gaps else self._first or 0.0
+        if self._gaps:
+            return statistics.median(self._gaps)
+        return self._first or 0.0
 
 
 def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
@@ -436,10 +438,9 @@ def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
     lines = []
     for notes_by_name in kinds.values():
         name, note = next(iter(notes_by_name.items()))
-        others = (
-            f" and, alike, {len(notes_by_name) - 1} more runs"
-            if len(notes_by_name) > 1
-            else ""
-        )
+        if len(notes_by_name) > 1:
+            others = f" and, alike, {len(notes_by_name) - 1} more runs"
+        else:
+            others = ""
         lines.append(f"{note} ({name}{others})")
     return lines

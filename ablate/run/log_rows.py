@@ -128,7 +128,9 @@ class LogSource(Section):
     @property
     def place(self) -> str | None:
         """The file or folder to read, None for what the command prints."""
-        return "{run_dir}/rows.jsonl" if self.preset == "ablate" else self.file
+        if self.preset == "ablate":
+            return "{run_dir}/rows.jsonl"
+        return self.file
 
     def __post_init__(self) -> None:
         ways = [
@@ -314,11 +316,9 @@ def _entries(text: str, form: Form) -> Sequence[Mapping[str, Any]]:
     except ValueError:
         return ()
     entries = content.get("log_history") or [content]
-    return (
-        [entry for entry in entries if isinstance(entry, dict)]
-        if isinstance(entries, list)
-        else ()
-    )
+    if isinstance(entries, list):
+        return [entry for entry in entries if isinstance(entry, dict)]
+    return ()
 
 
 def _first(entry: Mapping[str, Any], keys: Sequence[str]) -> Any:

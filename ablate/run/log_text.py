@@ -114,11 +114,9 @@ def read_bytes(path: Path) -> bytes:
     if content.startswith(b"\x1f\x8b"):
         content = gzip.decompress(content)
     encoding, mark = _encoding_of(content[:_HEAD])
-    return (
-        content[mark:]
-        if encoding == "utf-8"
-        else content[mark:].decode(encoding, "replace").encode()
-    )
+    if encoding == "utf-8":
+        return content[mark:]
+    return content[mark:].decode(encoding, "replace").encode()
 
 
 def _digest_before(path: Path, offset: int) -> str | None:

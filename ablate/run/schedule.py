@@ -109,9 +109,9 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 
 def decay_begins(training: TrainingConfig) -> int | None:
     """Return the tokens at which warm-up–stable–decay starts to decay; None for other schedules."""
-    return (
-        training.tokens - training.decay_tokens if training.schedule == "wsd" else None
-    )
+    if training.schedule == "wsd":
+        return training.tokens - training.decay_tokens
+    return None
 
 
 def steady_spans(
@@ -262,11 +262,10 @@ def schedule_text(training: TrainingConfig) -> str:
     """Describe the learning rate schedule in one line."""
     peak = f"{training.learning_rate:g}"
     final = f"{training.learning_rate * training.final_lr_ratio:g}"
-    text = (
-        f"linear warm-up over {training.warmup_tokens:,} tokens, then "
-        if training.warmup_tokens
-        else ""
-    )
+    if training.warmup_tokens:
+        text = f"linear warm-up over {training.warmup_tokens:,} tokens, then "
+    else:
+        text = ""
     if training.schedule == "constant":
         return f"{text}constant at {peak}"
     if training.schedule == "cosine":

@@ -192,11 +192,9 @@ def tried_plan(planned: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
 
     def named_arm(budget: int, name: str) -> PlannedArm:
         arm = planned.arm(budget, name)
-        return (
-            arm
-            if len(budgets) == 1
-            else replace(arm, name=f"{name} @ {short_tokens(budget)}")
-        )
+        if len(budgets) == 1:
+            return arm
+        return replace(arm, name=f"{name} @ {short_tokens(budget)}")
 
     baseline = named_arm(budgets[0], planned.baseline)
     arms = [

@@ -73,11 +73,9 @@ def number_in(row: dict[str, Any], name: str) -> float | None:
     """Return the number ``name`` of a row, None if it is missing, not a number or not finite."""
     value: Any = row.get(name)
     # The bound comes first: an integer of JSON may be larger than any float.
-    return (
-        float(value)
-        if type(value) in (int, float) and -_LARGEST < value < _LARGEST
-        else None
-    )
+    if type(value) in (int, float) and -_LARGEST < value < _LARGEST:
+        return float(value)
+    return None
 
 
 def rows_of(lines: Sequence[bytes], kind: str) -> list[dict[str, Any]]:

@@ -63,7 +63,9 @@ class Target:
     @property
     def val_loss(self) -> float:
         """The target in the unit of the study's losses."""
-        return math.log(self.value) if self.kind == "perplexity" else self.value
+        if self.kind == "perplexity":
+            return math.log(self.value)
+        return self.value
 
     def check_unit(self, unit: LossUnit) -> None:
         """Raise ``UserError`` for a perplexity if losses in this unit are not its logarithm."""
@@ -307,7 +309,9 @@ class LockedPlan(Question):
         if fork is not None:
             return fork.tokens
         fork = self.arm(self.baseline).fork
-        return fork.tokens if fork is not None and fork.arm == name else 0
+        if fork is not None and fork.arm == name:
+            return fork.tokens
+        return 0
 
     def runs(self) -> Iterator[tuple[LockedArm, LockedRun]]:
         """Yield every run with its arm."""

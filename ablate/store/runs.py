@@ -148,9 +148,9 @@ class RunDir:
         Raises:
             ValueError: the file was altered.
         """
-        return (
-            read_record(self.environment_path) if self.environment_path.exists() else {}
-        )
+        if self.environment_path.exists():
+            return read_record(self.environment_path)
+        return {}
 
     def status(self) -> Status:
         """Read the status: ``pending`` before the run begins, ``damaged`` if the status file is bad or gone.
@@ -354,9 +354,10 @@ def study_named(storage: Path, name: str, *, start: str | None = None) -> StudyS
         fault = f"{storage / name / 'plan.lock.json'} is gone"
         raise UserError(fault, hint=f"write it again with: {start}")
     names = sorted(path.parent.name for path in storage.glob("*/plan.lock.json"))
-    hint = (
-        f"studies here: {', '.join(names)}" if names else "no study has run there yet"
-    )
+    if names:
+        hint = f"studies here: {', '.join(names)}"
+    else:
+        hint = "no study has run there yet"
     if start:
         hint += f"; start it with: {start}"
     else:

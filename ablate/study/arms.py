@@ -201,9 +201,10 @@ class Arms:
             return None
         if not checks.can_be_listed(config["model"]):
             return None
-        description = (
-            None if parts.is_cell else self._source.get("arms", name, "description")
-        )
+        if parts.is_cell:
+            description = None
+        else:
+            description = self._source.get("arms", name, "description")
         return ResolvedArm(
             name=name,
             description=description if isinstance(description, str) else None,
@@ -318,7 +319,9 @@ class Arms:
 
 
 def _home(name: str, parts: Parts) -> Path:
-    return ("grid", "factors", KEY) if parts.is_cell else ("arms", name, KEY)
+    if parts.is_cell:
+        return ("grid", "factors", KEY)
+    return ("arms", name, KEY)
 
 
 def _misfits(
@@ -371,9 +374,10 @@ def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     recipe = arm.recipe
     if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
         recipe = _without_idle_parts(arm.model, recipe)
-    trainer = (
-        arm.trainer.text if isinstance(arm.trainer, Command) else arm.trainer or ""
-    )
+    if isinstance(arm.trainer, Command):
+        trainer = arm.trainer.text
+    else:
+        trainer = arm.trainer or ""
     return (
         arm.backend,
         trainer,

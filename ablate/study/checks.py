@@ -259,7 +259,9 @@ def share_misfits(
 
 def _nearest(size: int, divisor: int) -> str:
     below = size // divisor * divisor
-    return f"{below} or {below + divisor}" if below else str(divisor)
+    if below:
+        return f"{below} or {below + divisor}"
+    return str(divisor)
 
 
 @cache

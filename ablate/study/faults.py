@@ -223,7 +223,9 @@ def _space(text: str) -> str | None:
     """Return a hint if the space between a key's colon and its value is missing."""
     key, colon, value = text.partition(":")
     is_slip = colon and key.isidentifier() and value and "\n" not in text
-    return f"write '{key}: {value}', with a space" if is_slip else None
+    if is_slip:
+        return f"write '{key}: {value}', with a space"
+    return None
 
 
 def _meant(word: str, known: Collection[str]) -> list[str]:
@@ -238,7 +240,9 @@ def _meant(word: str, known: Collection[str]) -> list[str]:
 def _close(word: str, known: Collection[str]) -> str | None:
     """Return a hint: the known words that others call so, or the closest one."""
     meant = [f"'{name}'" for name in _meant(word, known)]
-    return f"did you mean {one_of(meant)}?" if meant else likely(word, known, None)
+    if meant:
+        return f"did you mean {one_of(meant)}?"
+    return likely(word, known, None)
 
 
 def _mend(kind: str, value: Any, place: Path, text: str) -> str | None:
@@ -291,7 +295,9 @@ def _mend_number(value: str) -> str | None:
     if short:
         number = float(short[1]) * _THOUSANDS[short[2].lower()]
         return f"write {round(number):_}"
-    return "leave out the quotes" if value.replace("_", "").isdecimal() else None
+    if value.replace("_", "").isdecimal():
+        return "leave out the quotes"
+    return None
 
 
 def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
@@ -314,7 +320,9 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
         names = _meant(key, keys)
         if names:
             return f"it belongs in '{place}', as {names[0]}"
-    return f"expected {one_of(list(known))}" if 0 < len(known) <= 10 else None
+    if 0 < len(known) <= 10:
+        return f"expected {one_of(list(known))}"
+    return None
 
 
 # ---- the types behind the paths -----------------------------------------------------------------------

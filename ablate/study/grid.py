@@ -106,9 +106,10 @@ def _factors(faults: Faults, sections: Sections) -> Factors:
         factors[factor] = []
         for key in keys:
             sections.check_value((*place, key), path)
-            label = (
-                key if isinstance(key, str) else _label(factor, (*place, key), source)
-            )
+            if isinstance(key, str):
+                label = key
+            else:
+                label = _label(factor, (*place, key), source)
             factors[factor].append(Level(factor, (*place, key), label))
     return factors
 
@@ -129,7 +130,9 @@ def _label(factor: str, place: Path, source: Source) -> str:
         )
     text = "null" if value is None else source.place(place).text
     is_word = isinstance(value, str) and factor.count(".") == 1
-    return text if is_word or factor.startswith("recipe") else f"{field}={text}"
+    if is_word or factor.startswith("recipe"):
+        return text
+    return f"{field}={text}"
 
 
 def factor_paths() -> list[str]:

@@ -81,7 +81,9 @@ def _different(seeds: list[int]) -> list[int]:
 def name_rule(name: str) -> str | None:
     """Return the rule for names if this one breaks it, else None."""
     is_good = name.isprintable() and name == name.strip() and 0 < len(name) <= MAX_NAME
-    return None if is_good else f"1 to {MAX_NAME} printable characters, no space around"
+    if is_good:
+        return None
+    return f"1 to {MAX_NAME} printable characters, no space around"
 
 
 def _folder_name(name: str) -> str:
@@ -153,11 +155,9 @@ class SeedsSection:
 
 
 def _kind(value: Any) -> str:
-    return (
-        "[section]"
-        if isinstance(value, dict | SeedsSection | RangeSection)
-        else "[list]"
-    )
+    if isinstance(value, dict | SeedsSection | RangeSection):
+        return "[section]"
+    return "[list]"
 
 
 SeedList = Annotated[
@@ -499,8 +499,6 @@ class StudyFile:
     @property
     def every_seed(self) -> list[int]:
         """All seeds that a run may have."""
-        return (
-            list(range(self.seeds.at_most))
-            if isinstance(self.seeds, SeedsSection)
-            else self.seeds
-        )
+        if isinstance(self.seeds, SeedsSection):
+            return list(range(self.seeds.at_most))
+        return self.seeds

@@ -74,7 +74,9 @@ class Source:
     def entries(self, *path: Any) -> list[tuple[Any, Any]]:
         """Return (key, value) of the mapping, or (index, value) of the list, at a path; else empty."""
         value = self.get(*path)
-        return list(enumerate(value)) if isinstance(value, list) else self.items(*path)
+        if isinstance(value, list):
+            return list(enumerate(value))
+        return self.items(*path)
 
     def place(self, path: Path) -> Place:
         """Return the place of a value, or of the nearest one around it."""
@@ -407,7 +409,9 @@ def _next_step(words: list[str], parent: dict[str, Any], path: Path) -> str:
         name = ".".join(words[:length])
         if name in parent:
             return name
-    return ".".join(words) if path == ("grid", "factors") else words[0]
+    if path == ("grid", "factors"):
+        return ".".join(words)
+    return words[0]
 
 
 def _read_value(source: Source, key: str, text: str, path: Path, number: int) -> Any:

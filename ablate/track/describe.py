@@ -107,11 +107,9 @@ def _names(row: dict[str, Any]) -> dict[str, str]:
         return {}
     if kind == "load":
         return {"busiest": f"diag/busiest_expert/{layer}"}
-    return (
-        {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
-        if gemm in GEMMS
-        else {}
-    )
+    if gemm in GEMMS:
+        return {key: f"diag/{gemm}/{key}/{layer}" for key in _DIAGNOSED}
+    return {}
 
 
 def read_points(
@@ -224,9 +222,10 @@ def _cleaned(values: dict[str, Any], arm: LockedArm, length: int) -> dict[str, s
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
     """Write the study's description, target and arms in Markdown, with a link to its report."""
-    target = (
-        "none" if plan.target is None else f"{plan.target.kind} {plan.target.value:g}"
-    )
+    if plan.target is None:
+        target = "none"
+    else:
+        target = f"{plan.target.kind} {plan.target.value:g}"
     lines = [
         f"{plan.description or ''}\n",
         f"- **Target**: {target}",

@@ -136,9 +136,10 @@ def main() -> None:
             _log.warning(
                 "ended with %d unsent: %s", len(report.unsent), " ".join(report.unsent)
             )
-        delay_sec = (
-            _POLL_SEC if report.problem is None else min(2 * delay_sec, _MAX_POLL_SEC)
-        )
+        if report.problem is None:
+            delay_sec = _POLL_SEC
+        else:
+            delay_sec = min(2 * delay_sec, _MAX_POLL_SEC)
         stopping.wait(0.0 if is_last else delay_sec)
 
 

@@ -103,11 +103,9 @@ def is_database(uri: str) -> bool:
 
 def sqlite_path(uri: str) -> Path | None:
     """Return the file of a sqlite address, None for any other address."""
-    return (
-        Path(uri.split(":///", 1)[1])
-        if scheme(uri) == "sqlite" and ":///" in uri
-        else None
-    )
+    if scheme(uri) == "sqlite" and ":///" in uri:
+        return Path(uri.split(":///", 1)[1])
+    return None
 
 
 def default_tracking_uri(storage: Path) -> str:
@@ -159,9 +157,10 @@ class Sink:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             # A server chooses the place of artifacts; without a server they are kept in the storage.
-            place = (
-                (self._artifacts / name).as_uri() if is_database(self._uri) else None
-            )
+            if is_database(self._uri):
+                place = (self._artifacts / name).as_uri()
+            else:
+                place = None
             tags = {"mlflow.experimentKind": "custom_model_development"}
             return str(
                 client.create_experiment(name, artifact_location=place, tags=tags)

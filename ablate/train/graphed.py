@@ -93,9 +93,9 @@ def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
 
 
 def _recipes(config: ArmConfig) -> list[Recipe]:
-    return (
-        [config.recipe] if config.fork is None else [config.recipe, config.fork.recipe]
-    )
+    if config.fork is None:
+        return [config.recipe]
+    return [config.recipe, config.fork.recipe]
 
 
 class WholeSteps:

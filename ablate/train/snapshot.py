@@ -271,8 +271,6 @@ def load_weights(config: RunConfig, folder: Path) -> dict[str, Tensor]:
 
     with as_os_error():
         weights = load_file(folder / _FILE)
-    return (
-        from_hugging_face(config.model, weights)
-        if config.model.is_built_in
-        else weights
-    )
+    if config.model.is_built_in:
+        return from_hugging_face(config.model, weights)
+    return weights

@@ -262,7 +262,9 @@ def take_step(trainee: Trainee) -> int | None:
     """
     trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
-    return None if trainee.deoscillation is None else trainee.deoscillation.step()
+    if trainee.deoscillation is None:
+        return None
+    return trainee.deoscillation.step()
 
 
 @dataclass(frozen=True, kw_only=True)

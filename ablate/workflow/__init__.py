@@ -47,7 +47,9 @@ class Where:
     @property
     def cluster(self) -> str:
         """Where Ray is, in words."""
-        return f"at {self.address}" if self.address else "on this machine"
+        if self.address:
+            return f"at {self.address}"
+        return "on this machine"
 
     def machines(self) -> tuple[Machine, ...]:
         """Describe the machines that runs go to.

@@ -127,7 +127,9 @@ def data_section(place: str | None, folder: Path) -> dict[str, Any]:
 def _from(place: str, folder: Path) -> str:
     """Make a path relative to the study file's folder, unless it is absolute."""
     path = Path(place).expanduser()
-    return str(path) if path.is_absolute() else os.path.relpath(path, folder)
+    if path.is_absolute():
+        return str(path)
+    return os.path.relpath(path, folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +221,10 @@ class _Draft:
             )
         elif colon:
             data["vocab_size"] = int(detail) if detail.isdecimal() else detail
-        unit = (
-            "a token a byte"
-            if answers.tokenizer == "bytes"
-            else f"tokens of {answers.tokenizer}"
-        )
+        if answers.tokenizer == "bytes":
+            unit = "a token a byte"
+        else:
+            unit = f"tokens of {answers.tokenizer}"
         if answers.data is None:
             about = f"Source text of Python's standard library, {unit}. Your own: docs/data.md."
         else:
@@ -343,9 +344,10 @@ class _Draft:
         progress, timed = pilot.with_timed_steps(plan, progress, listener)
         ground = "at an assumed rate: an order of magnitude, and emulated formats take longer"
         if timed:
-            beside = (
-                f", beside other work: {timed.other_work}" if timed.other_work else ""
-            )
+            if timed.other_work:
+                beside = f", beside other work: {timed.other_work}"
+            else:
+                beside = ""
             ground = f"measured: two steps of each arm on this machine{beside}"
 
         def seconds_of(steps: int) -> float:
@@ -363,9 +365,10 @@ class _Draft:
         num_runs = len(plan.arms) * self.starter.seeds
         if steps < _FEWEST_STEPS:
             minutes = math.ceil(fewest_sec / USED / 60)
-            time = (
-                f"{minutes}m" if minutes < 60 else f"{math.ceil(minutes / 6) / 10:g}h"
-            )
+            if minutes < 60:
+                time = f"{minutes}m"
+            else:
+                time = f"{math.ceil(minutes / 6) / 10:g}h"
             raise UserError(
                 f"{num_runs} runs of {_FEWEST_STEPS} steps take about {duration_text(fewest_sec)} ({ground})",
                 hint=f"give {time} or more, a smaller --model, or fewer --seeds",
@@ -386,9 +389,10 @@ def _naming(option: str) -> Iterator[None]:
         yield
     except UserError as error:
         first = error.problems[0]
-        place = (
-            f"{first.file}: " if first.file is not None and first.line is None else ""
-        )
+        if first.file is not None and first.line is None:
+            place = f"{first.file}: "
+        else:
+            place = ""
         raise UserError(
             Problem(what=f"{option}: {place}{first.what}", hint=first.hint)
         ) from None

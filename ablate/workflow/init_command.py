@@ -166,9 +166,10 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
         UserError: it has no validation loss that can be read, or it can be read in two ways.
     """
     try:
-        sources = (
-            [LogSource(patterns=list(patterns))] if patterns else [*_known_sources(log)]
-        )
+        if patterns:
+            sources = [LogSource(patterns=list(patterns))]
+        else:
+            sources = [*_known_sources(log)]
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
     best_source = sources[0]
@@ -201,11 +202,10 @@ def _known_sources(log: Path) -> Iterator[LogSource]:
         if form.form == "events" or (form.form == "csv") != (log.suffix == ".csv"):
             continue
         if (form.form == "json") == is_json:
-            file = (
-                None
-                if form.form.endswith("lines")
-                else f"{{run_dir}}/**/{form.files[0]}"
-            )
+            if form.form.endswith("lines"):
+                file = None
+            else:
+                file = f"{{run_dir}}/**/{form.files[0]}"
             yield LogSource(preset=name, file=file)
 
 
@@ -262,11 +262,10 @@ def _propose_patterns(texts: Sequence[str]) -> list[str]:
             forms[loss_part] += 1
             continue
         step_part = _literal(step[1]) + _STEP_GROUP
-        parts = (
-            [step_part, loss_part]
-            if step.start() < loss.start()
-            else [loss_part, step_part]
-        )
+        if step.start() < loss.start():
+            parts = [step_part, loss_part]
+        else:
+            parts = [loss_part, step_part]
         forms[".*?".join(parts)] += 1
     if not forms:
         return []

@@ -67,11 +67,10 @@ class Check:
             return {"result": "skipped", "detail": str(reason)}, None
         except Exception as fault:
             # errors of drivers and compilers are failures to find
-            detail = (
-                str(fault)
-                if isinstance(fault, AssertionError) and str(fault)
-                else with_type(fault)
-            )
+            if isinstance(fault, AssertionError) and str(fault):
+                detail = str(fault)
+            else:
+                detail = with_type(fault)
             return {"result": "failed", "detail": detail}, fault
         if isinstance(result, Told):
             return {

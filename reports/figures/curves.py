@@ -81,11 +81,9 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
 
 
 def _final_loss(arm: ArmResult) -> float:
-    return (
-        math.inf
-        if arm.final_loss.estimate is None
-        else round(arm.final_loss.estimate, 4)
-    )
+    if arm.final_loss.estimate is None:
+        return math.inf
+    return round(arm.final_loss.estimate, 4)
 
 
 def _late_start(analysis: Analysis, end: float) -> float:

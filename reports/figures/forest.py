@@ -144,9 +144,10 @@ def _seed_costs(arm: ArmResult, analysis: Analysis) -> list[float]:
     is_paired = method_of(analysis.plan, arm.counted_from).paired
     costs = []
     for run in arm.used:
-        tokens = (
-            base_tokens.get(run.seed) if is_paired else base.tokens_to_target.estimate
-        )
+        if is_paired:
+            tokens = base_tokens.get(run.seed)
+        else:
+            tokens = base.tokens_to_target.estimate
         if run.exact and tokens and tokens > 0:
             costs.append(run.high / tokens - 1)
     return costs

@@ -108,7 +108,9 @@ class Comparison:
     def against(self) -> str:
         """What costs are relative to: the baseline's name if it is the same in all studies, else in words."""
         names = {study.baseline for study in self.studies}
-        return names.pop() if len(names) == 1 else "the study's own baseline"
+        if len(names) == 1:
+            return names.pop()
+        return "the study's own baseline"
 
 
 def target_text(plan: LockedPlan) -> str:

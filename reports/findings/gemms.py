@@ -203,7 +203,9 @@ def _gained_gemm(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | N
     if len(changed) != 1 or changed[0] not in GEMMS:
         return None
     gemm = changed[0]
-    return gemm if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]) else None
+    if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]):
+        return gemm
+    return None
 
 
 def _is_fp4(policy: Mapping[str, Any]) -> bool:
@@ -315,9 +317,10 @@ def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell |
         return None
     stabiliser = kind.stabiliser
     if recipe.deoscillate is not None:
-        stabiliser = (
-            "de-oscillation" if stabiliser == PLAIN else f"{stabiliser}+de-oscillation"
-        )
+        if stabiliser == PLAIN:
+            stabiliser = "de-oscillation"
+        else:
+            stabiliser = f"{stabiliser}+de-oscillation"
     rest = asdict(recipe)
     del rest["deoscillate"]
     policies = {}

@@ -101,7 +101,9 @@ class ArmResult:
     @property
     def decay_begins(self) -> int | None:
         """Tokens after which the learning rate falls at the end; None if it does not, or is unknown."""
-        return None if self.config is None else decay_begins(self.config.training)
+        if self.config is None:
+            return None
+        return decay_begins(self.config.training)
 
     @property
     def name(self) -> str:
@@ -269,7 +271,9 @@ class Analysis:
     @property
     def every_arm(self) -> tuple[ArmResult, ...]:
         """All arms of the plan; in a tuned study first those at the study's own values, then those tuned."""
-        return self.arms if self.tuning is None else (*self.tuning.others, *self.arms)
+        if self.tuning is None:
+            return self.arms
+        return (*self.tuning.others, *self.arms)
 
     @property
     def missing(self) -> int:

@@ -106,11 +106,9 @@ class SearchResult:
     @property
     def value_words(self) -> str:
         """The name of the value, with its unit."""
-        return (
-            f"validation loss ({self.loss_unit})"
-            if self.objective == "loss"
-            else "token cost"
-        )
+        if self.objective == "loss":
+            return f"validation loss ({self.loss_unit})"
+        return "token cost"
 
 
 def result_of(

@@ -370,7 +370,9 @@ def _values(
 
 def _log_speed(run: RunResult) -> float | None:
     """Return log tokens/s."""
-    return math.log(run.tokens_per_sec) if run.tokens_per_sec else None
+    if run.tokens_per_sec:
+        return math.log(run.tokens_per_sec)
+    return None
 
 
 def _log_pace(run: RunResult) -> float | None:

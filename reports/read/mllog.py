@@ -235,11 +235,10 @@ def _records(
             try:
                 record = parse_json(text)
             except ValueError as error:
-                message = (
-                    "cut off in the middle"
-                    if end == len(content)
-                    else f"not JSON: {error}"
-                )
+                if end == len(content):
+                    message = "cut off in the middle"
+                else:
+                    message = f"not JSON: {error}"
                 faults.append(f"{path}:{line}: {message}")
             else:
                 if isinstance(record, dict):

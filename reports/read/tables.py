@@ -81,9 +81,10 @@ class Reading:
 
     def new_run(self) -> RunRows:
         """Return a run without rows."""
-        step_tokens = (
-            None if self.stages is None else partial(tokens_at, stages=self.stages)
-        )
+        if self.stages is None:
+            step_tokens = None
+        else:
+            step_tokens = partial(tokens_at, stages=self.stages)
         places = Places(step_tokens, self.sample_tokens)
         return RunRows(
             places=places, rule=self.evaluations, is_repeated=self.is_repeated
@@ -107,15 +108,15 @@ def inert(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = safe_text(value, keep="\n\r\t")
-    return f"'{text}" if text.lstrip("'").startswith(_COMPUTED) else text
+    if text.lstrip("'").startswith(_COMPUTED):
+        return f"'{text}"
+    return text
 
 
 def _as_written(cell: str) -> str:
-    return (
-        cell[1:]
-        if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED)
-        else cell
-    )
+    if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED):
+        return cell[1:]
+    return cell
 
 
 def _is_text(cell: str) -> bool:
@@ -628,11 +629,9 @@ def _differing_numbers(names: Sequence[str]) -> Sequence[str]:
         return ()
     columns = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
     differing = [numbers for numbers in columns if len({*numbers}) > 1]
-    return (
-        differing[0]
-        if len(differing) == 1 and len({*differing[0]}) == len(names)
-        else ()
-    )
+    if len(differing) == 1 and len({*differing[0]}) == len(names):
+        return differing[0]
+    return ()
 
 
 def _seed(value: Any) -> int | str | None:

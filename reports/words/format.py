@@ -133,11 +133,9 @@ def from_fork(origin: int) -> str:
 def forked(arms: Iterable[ArmResult]) -> str:
     """Name the arms whose cost counts from a fork; empty without any."""
     named = [arm.name + from_fork(arm.counted_from) for arm in arms if arm.counted_from]
-    return (
-        f" Counted from a fork, no cost of whole runs: {'; '.join(named)}."
-        if named
-        else ""
-    )
+    if named:
+        return f" Counted from a fork, no cost of whole runs: {'; '.join(named)}."
+    return ""
 
 
 def ends(runs: Iterable[Outcome]) -> str:

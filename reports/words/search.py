@@ -50,7 +50,9 @@ def front_table(search: SearchResult) -> Table:
         if point.is_baseline or base is None or point.value is None:
             return None
         difference = point.value - base
-        return signed(difference) if search.objective == "loss" else percent(difference)
+        if search.objective == "loss":
+            return signed(difference)
+        return percent(difference)
 
     return make_table(
         "front-table",

@@ -65,11 +65,10 @@ def arms_table(analysis: Analysis) -> Table:
         number("Final loss difference", lambda arm: _final_difference(arm, analysis)),
         number("Margin", "standing"),
     ]
-    place = (
-        "at the last evaluation that all runs of both have"
-        if analysis.has_curves
-        else "of final losses"
-    )
+    if analysis.has_curves:
+        place = "at the last evaluation that all runs of both have"
+    else:
+        place = "of final losses"
     caption = (
         f"Arms against the baseline. n: results (runs that finished or diverged). Brackets: "
         f"{coverage(plan.stop)} intervals over runs, each for its own comparison. Loss difference: {place}, "
@@ -363,7 +362,9 @@ def tuning_table(analysis: Analysis) -> Table | None:
 
 def _settings(values: Mapping[str, Any], final_loss: float | None) -> str:
     text = ", ".join(f"{field} {setting(value)}" for field, value in values.items())
-    return text if final_loss is None else f"{text} (loss {loss(final_loss)})"
+    if final_loss is None:
+        return text
+    return f"{text} (loss {loss(final_loss)})"
 
 
 def _chosen(arm: TunedArm) -> str:

@@ -159,7 +159,9 @@ def _fp4_share(arm: ArmResult) -> float:
 
 def tokens_needed(arm: ArmResult) -> float:
     """Return the token cost, by which arms are ordered; infinity where it is not known."""
-    return math.inf if arm.token_cost.estimate is None else arm.token_cost.estimate
+    if arm.token_cost.estimate is None:
+        return math.inf
+    return arm.token_cost.estimate
 
 
 def _describe(arm: ArmResult, equal: Sequence[ArmResult] = ()) -> str:
