@@ -341,11 +341,6 @@ def _identify_all(
 def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
     """Yield the arms that are the same run as an earlier one."""
     first: dict[str, str] = {}
-    hint = "the content of their data and files is the same"
-    if any(arm.code for arm in study.arms) or "code" in study.waive:
-        hint += (
-            "; of other sources code: DIR counts those that differ from the baseline's"
-        )
     for name, arm in arms.items():
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
@@ -353,7 +348,7 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
             yield Problem(
                 file=study.shown_path,
                 what=message,
-                hint=hint,
+                hint="their data and files have the same content; other sources count by code: DIR",
             )
 
 

@@ -1,8 +1,8 @@
 """Files whose contents can change what a command's run gives: those of its id, and the code of its folder.
 
 The id holds the files that the study names: ``files``, and words of the command. *Code* holds what a program in
-``cwd`` can import or start besides: every source there, but not what git ignores, hidden folders, environments of
-Python and other worktrees. Configurations and data are no sources: a study names those that count.
+``cwd`` can import or start besides: every source there, but not what git ignores, submodules and other worktrees,
+hidden folders and installed packages. Configurations and data are no sources: a study names those that count.
 Code is compared by content, so that a copy, a worktree and another commit of the same sources are the same code.
 
 How it fails: ``UserError`` for a name that matches nothing, and for a file that cannot be read.
@@ -10,9 +10,10 @@ How it fails: ``UserError`` for a name that matches nothing, and for a file that
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
 
     from ablate.run.command import Command
 
-_SOURCES = (
-    ".py", ".pyx", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".hip", ".rs", ".jl",
-)  # fmt: skip
-_NOT_WALKED = ("__pycache__", "site-packages", "node_modules")
+_SOURCE = re.compile(r"\.(py|pyx|sh|c|cc|cpp|cu|cuh|h|hpp|hip|rs|jl)$")
+_NOT_COUNTED = re.compile(r"(^|/)(\.|__pycache__/|site-packages/|node_modules/)")
 
 
 def result_files(command: Command) -> list[Path]:
@@ -72,16 +71,11 @@ def changed_words(command: Command, other: Command) -> list[str]:
 
 
 def _word_files(command: Command) -> Iterator[Path]:
-    folder = Path(command.cwd)
     for word in command.words:
         for name in (word, word.rpartition("=")[2]):
-            if (
-                name
-                and "{" not in word
-                and not name.startswith("-")
-                and (folder / name).is_file()
-            ):
-                yield folder / name
+            path = Path(command.cwd, name)
+            if "{" not in word and not name.startswith("-") and path.is_file():
+                yield path
 
 
 def _listed(cwd: str, patterns: Iterable[str]) -> Iterator[Path]:
@@ -98,41 +92,21 @@ def _listed(cwd: str, patterns: Iterable[str]) -> Iterator[Path]:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    ignored = _ignored(folder)
-    for place, folders, names in os.walk(folder):
-        paths = [Path(place, name) for name in folders]
-        folders[:] = [
-            path.name for path in paths if path not in ignored and _is_walked(path)
-        ]
-        for name in names:
-            path = Path(place, name)
-            if path.suffix in _SOURCES and path not in ignored and path.is_file():
-                yield path
-
-
-def _is_walked(folder: Path) -> bool:
-    if folder.name.startswith(".") or folder.name in _NOT_WALKED:
-        return False
-    link = folder / ".git"  # a file in worktrees, and in submodules, whose code counts
-    is_worktree = link.is_file() and "/worktrees/" in link.read_text()
-    return not is_worktree and not (folder / "pyvenv.cfg").exists()
-
-
-def _ignored(folder: Path) -> set[Path]:
-    """Return the files and folders that git ignores; none where it tracks nothing of the folder."""
-
-    def git(*words: str) -> str:
-        listed = ["git", "ls-files", "-z", *words]
-        return subprocess.run(
-            listed, cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-
-    try:
-        git("--error-unmatch", ".")
-        names = git("--others", "--ignored", "--exclude-standard", "--directory")
-    except (OSError, subprocess.SubprocessError):
-        return set()
-    return {folder / name for name in names.split("\0") if name}
+    """Yield the sources that git does not ignore; all of them where it knows nothing of the folder."""
+    names = ""
+    # without git
+    with contextlib.suppress(OSError):
+        names = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=folder, capture_output=True, text=True, check=False,
+        ).stdout  # fmt: skip
+    paths = (
+        [folder / name for name in names.split("\0")] if names else folder.rglob("*")
+    )
+    for path in paths:
+        is_counted = not _NOT_COUNTED.search(_name(path, folder))
+        if _SOURCE.search(path.name) and is_counted and path.is_file():
+            yield path
 
 
 def _hashes(paths: Iterable[Path], cwd: str) -> dict[str, str]:
@@ -146,5 +120,5 @@ def _content(path: Path) -> bytes:
         raise UserError(f"cannot read: {error.strerror}", file=path) from None
 
 
-def _name(path: Path, cwd: str) -> str:
+def _name(path: Path, cwd: str | Path) -> str:
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
