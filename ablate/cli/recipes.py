@@ -76,9 +76,13 @@ def _show_flags(name: str, stack: str, *, as_json: bool) -> None:
         flags = flags_for(read_recipe(name), stack)
     except ValueError as error:
         raise UserError(f"recipe '{name}': {error}") from None
+    if fault := flags.too_old():
+        raise UserError(f"recipe '{name}': {fault}")
     words = [f"{variable}={value}" for variable, value in flags.env.items()]
     words += flags.args
     lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
+    for package, first in flags.needs.items():
+        lines.append(f"# works from {package} {first} on")
     lines += [f"# its log must hold: {pattern}" for pattern in flags.expect]
     lines += [f"# its log must not hold: {pattern}" for pattern in flags.refuse]
     deliver(asdict(flags), lines, as_json=as_json)

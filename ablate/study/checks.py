@@ -379,6 +379,9 @@ def ready_command(
         flags = flags_for(recipe, command.recipes, steps=plan_steps(training).steps)
     except ValueError as error:
         return command, [Misfit(str(error), None, ("recipe", "trainer.recipes"))]
+    if fault := flags.too_old(command.version or ""):
+        hint = "if the command has another version, trainer.version names it: PACKAGE==VERSION"
+        return command, [Misfit(fault, hint, ("trainer.version", "recipe"))]
     if flags.args and "{recipe_args}" not in command.command:
         message = "the recipe's arguments have no place in the command"
         return command, [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,56 @@ def test_resets_begin_at_a_step_that_must_be_known():
     )
     with pytest.raises(ValueError, match="step at which the resets begin is not known"):
         flags_for(recipe, "primus")
+
+
+FIRST = {
+    # TransformerEngine's tags v2.8 to v2.18, release_v2.19 and 2.20.2: where each name appears first in
+    # common/recipe/__init__.py, or pytorch/custom_recipes
+    "quantizer_factory": "2.19",
+    "NVTE_NVFP4_4OVER6": "2.17",
+    "NVTE_NVFP4_ROW_SCALED_ACTIVATION": "2.16",
+    "NVTE_BACKWARD_OVERRIDE": "2.15",
+    "nvfp4": "2.8",
+}
+
+
+@pytest.mark.parametrize("stack", ["megatron-te", "megatron-bridge"])
+def test_flags_say_the_first_version_that_knows_all_of_them(stack):
+    known = yaml.safe_load(GOLDEN.read_text())[stack]
+    seen = set()
+    for recipe, text in known.items():
+        newest = next((first for name, first in FIRST.items() if name in text), None)
+        if newest is not None and not text.startswith("refused"):
+            flags = flags_for(read_recipe(recipe), stack, steps=1000)
+            assert flags.needs == {"transformer-engine": newest}
+            seen.add(newest)
+    assert len(seen) >= 4
+
+
+@pytest.mark.parametrize(
+    ("stated", "installed", "present"),
+    [
+        ("nemo:26.08 transformer-engine==2.9.1", "2.17.0", "2.9.1"),
+        ("transformer-engine==2.16.0.dev0+abc", None, None),
+        ("nemo:25.11", "2.15.0", "2.15.0"),
+        ("nemo:25.11", None, None),
+    ],
+)
+def test_a_version_below_is_refused_as_stated_else_as_installed(
+    stated, installed, present, monkeypatch
+):
+    def version(package):
+        if installed is None:
+            raise PackageNotFoundError(package)
+        return installed
+
+    monkeypatch.setattr("ablate.recipes.stacks.version", version)
+    fault = flags_for(read_recipe("te-nvfp4-row"), "megatron-te").too_old(stated)
+    expected = (
+        present
+        and f"transformer-engine {present} is too old: the flags work from 2.16 on"
+    )
+    assert fault == expected
 
 
 def option(name, value):

@@ -1,8 +1,9 @@
 """Recipes as the flags of others' trainers: one table a stack, in the JSON files of this folder.
 
 A table says in which versions it was read. ``recipes`` pairs a recipe, as a study file writes it, with
-arguments, variables of the environment and patterns of the log (read in the files of ``lines_read_in``);
-``blocks`` says how the stack keeps the first and last blocks in BF16, ``deoscillate`` how it resets weights;
+arguments, variables of the environment, patterns of the log (read in the files of ``lines_read_in``) and the
+versions that it ``needs``; ``blocks`` says how the stack keeps the first and last blocks in BF16,
+``deoscillate`` how it resets weights;
 ``factory`` takes any other recipe, by ``ablate.integrations``.
 
 TransformerEngine stores a tensor twice: Fprop reads x and w by rows; Dgrad reads dy by rows and w by columns;
@@ -15,8 +16,10 @@ How it fails: what a stack cannot express is a ``ValueError`` that says why, and
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,13 +41,34 @@ class Flags:
 
     ``expect``: patterns that its output must hold; one with the group ``setup`` proves only what it was asked
     for (``Command.has_proof``). ``refuse``: patterns that say that it trains in another arithmetic.
+    ``needs``: packages, each with the first version that knows the flags; older ones ignore a variable.
     """
 
     args: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     expect: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
+    needs: dict[str, str] = field(default_factory=dict)
     read_in: str
+
+    def too_old(self, stated: str = "") -> str | None:
+        """Say which package is older than the flags need; None if none is known to be.
+
+        ``stated``: versions in words, such as ``transformer-engine==2.16``; else what is installed here counts.
+        """
+        for package, first in self.needs.items():
+            written = re.search(rf"\b{package}==(\S+)", stated)
+            try:
+                present = written[1] if written else version(package)
+            except PackageNotFoundError:
+                continue
+            if _major_minor(present) < _major_minor(first):
+                return f"{package} {present} is too old: the flags work from {first} on"
+        return None
+
+
+def _major_minor(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)[:2]]
 
 
 def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
@@ -150,6 +174,7 @@ def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Fla
         env=entry.get("env", {}),
         expect=tuple(entry.get("expect", ())),
         refuse=tuple(entry.get("refuse", ())),
+        needs=entry.get("needs", {}),
         read_in=entry.get("read_in", table["read_in"]),
     )
 
