@@ -2,7 +2,7 @@
 
 A point's step is the number of training tokens, which gives MLflow a token axis; its time stamp is the row's
 own. MLflow keeps equal points once, so sending the same rows again changes nothing. MLflow's parameters never
-change, so they hold only a run's identity and the factors of its arm.
+change, so they hold only a run's identity and what its arm differs in.
 
 How it fails: it raises nothing. A line that is not a row, and a number that is not finite (a NaN breaks an
 MLflow page), are left out. Long texts and names are cut and cleaned to MLflow's limits.
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ablate.base.colours import arm_colours
+from ablate.base.config_base import written_short
 from ablate.base.errors import cut
 from ablate.base.files import read_json
 from ablate.recipes import GEMMS
 from ablate.run.command import REACHES
-from ablate.run.config import ModelConfig
+from ablate.run.config import ModelConfig, config_from_json
 from ablate.store.metrics import new_lines, number_in, parse_rows
 
 if TYPE_CHECKING:
@@ -48,11 +51,19 @@ _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
 _REFUSED = re.compile(r"[^\w\-. ]")
-# Okabe and Ito's palette, distinguishable for colour-blind readers; all runs of an arm share a colour.
-_BASELINE_COLOUR = "#333333"
-_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#B59F00")
-RESULTS = _TOKENS, _COST = "ablate.tokens_to_target", "ablate.token_cost"
-"""Tags from the report."""
+_SEEN = 12
+"""Characters of a run's name that MLflow's narrow lists and legends show."""
+_BREAK = re.compile(r"[\s_+/,-]+")
+RESULTS = (
+    "tokens_to_target",
+    "token_cost",
+    "token_cost_low",
+    "token_cost_high",
+    "token_cost_seed",
+)
+"""Metrics from the report."""
+PLAN_TAG = "ablate.plan"
+"""The tag that says whether a run belongs to the study as it is now: ``current`` or ``earlier``."""
 SUMMARY = "summary"
 """The key of the run that holds the report; other runs have their ids as keys."""
 _MOST_CURVES = 40
@@ -60,6 +71,10 @@ _MOST_CURVES = 40
 _TAGS = {
     "backend": "ablate.backend",
     "backend_mode": "ablate.backend_mode",
+    "command": "ablate.command",
+    "cwd": "ablate.command_cwd",
+    "trainer_commit": "ablate.trainer_commit",
+    "trainer_digest": "ablate.trainer_digest",
     "git_commit": "mlflow.source.git.commit",
 }
 """Name in ``environment.json`` → tag."""
@@ -177,10 +192,9 @@ def run_tags(
         "ablate.baseline": text(is_baseline),
         "ablate.recipe": arm.recipe or "",
         "ablate.state": status.state,
-        "mlflow.runName": f"{arm.name} seed {run.seed}",
-        "mlflow.runColor": _BASELINE_COLOUR
-        if is_baseline
-        else _COLOURS[place % len(_COLOURS)],
+        PLAN_TAG: "current",
+        "mlflow.runName": run_name(plan, arm, run),
+        "mlflow.runColor": _colours(plan)[arm.name],
         "mlflow.source.name": "ablate",
         "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
@@ -195,29 +209,91 @@ def run_tags(
             "ablate.fork_tokens": text(arm.fork.tokens),
         }
         tags["ablate.cost_counted_from_tokens"] = text(plan.counted_from(arm.name))
-    return _cleaned(tags, arm, _MAX_TAG)
+    tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
+    return {_name(key): cut(value, _MAX_TAG) for key, value in tags.items()}
 
 
-def run_params(config: dict[str, Any], arm: LockedArm) -> dict[str, str]:
-    """Flatten the resolved configuration, without fields that have no effect, and the arm's factors."""
+def _colours(plan: LockedPlan) -> dict[str, str]:
+    """Map each arm to its colour in the report, where a tuned arm stands for the one it was tuned from."""
+    tuned = {} if plan.tuning is None else plan.tuning.tuned
+    stand_ins = set(tuned.values()) - set(tuned)
+    names = [arm.name for arm in plan.arms if arm.name not in stand_ins]
+    colours = arm_colours(names, plan.baseline)
+    for name, stand_in in tuned.items():
+        colours[stand_in] = colours[name]
+    return colours
+
+
+def run_name(plan: LockedPlan, arm: LockedArm, run: LockedRun) -> str:
+    """Name a run so that its first characters tell it apart: ``s0 + sr (all three + sr)``."""
+    widest_seed = max(len(f"s{other.seed} ") for _, other in plan.runs())
+    short = _short_names([arm.name for arm in plan.arms], _SEEN - widest_seed)
+    name = f"s{run.seed} {short[arm.name]}"
+    return name if short[arm.name] == arm.name else f"{name} ({arm.name})"
+
+
+def _short_names(names: list[str], length: int) -> dict[str, str]:
+    """Cut words from the front of names that begin alike, until the first ``length`` characters differ.
+
+    Names that still begin alike get a number in front.
+    """
+    short = {name: name for name in names}
+    before = None
+    while before != short:
+        before = dict(short)
+        for alike in _alike(short, length):
+            shared = os.path.commonprefix([short[name] for name in alike])  # noqa: RUF071  characters are meant
+            words = [match.end() for match in _BREAK.finditer(shared)]
+            for name in alike:
+                if words and short[name] != shared:
+                    short[name] = short[name][words[-1] :] or short[name]
+    for alike in _alike(short, length):
+        for name in alike:
+            short[name] = f"{names.index(name) + 1}: {short[name]}"
+    return short
+
+
+def _alike(short: dict[str, str], length: int) -> list[list[str]]:
+    """Group the names whose short forms begin alike."""
+    groups: dict[str, list[str]] = {}
+    for name, text in short.items():
+        groups.setdefault(text[:length], []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def run_params(
+    config: dict[str, Any], plan: LockedPlan, arm: LockedArm
+) -> dict[str, str]:
+    """Flatten what the configuration sets, after what the study's arms differ in (``arm.KEY``).
+
+    Defaults and fields without effect are left out: ``config.json`` has all.
+    """
+    differing: dict[str, Any] = {}
+    for other in plan.arms:
+        for key, (baseline_value, _) in other.differs.items():
+            differing[f"arm.{key}"] = baseline_value
+    for key, (_, value) in arm.differs.items():
+        differing[f"arm.{key}"] = value
+    model = config.get("model")
+    with suppress(ValueError):  # a log of others
+        config = written_short(config_from_json(config))
     # a command has a model, data and settings of its own
     if isinstance(config.get("trainer"), dict):
         training = {
-            key: value for key, value in config["training"].items() if key in REACHES
+            key: value
+            for key, value in config.get("training", {}).items()
+            if key in REACHES
         }
         config = {
             key: config[key] for key in ("trainer", "recipe", "seed") if key in config
         }
         config["training"] = training
-    elif isinstance(model := config.get("model"), dict):
-        config = config | {"model": ModelConfig.meaningful_fields(model)}
-    return _cleaned(dict(_flat(config, "")), arm, _MAX_PARAM)
-
-
-def _cleaned(values: dict[str, Any], arm: LockedArm, length: int) -> dict[str, str]:
-    """Add the arm's factors, and keep names and texts to what MLflow takes."""
-    values = values | {f"factor.{key}": value for key, value in arm.factors.items()}
-    return {_name(key): cut(text(value), length) for key, value in values.items()}
+    elif isinstance(model, dict):
+        has_effect = ModelConfig.meaningful_fields(model)
+        section = config.get("model", {}).items()
+        config["model"] = {key: value for key, value in section if key in has_effect}
+    flat = differing | dict(_flat(config, ""))
+    return {_name(key): cut(text(value), _MAX_PARAM) for key, value in flat.items()}
 
 
 def study_note(plan: LockedPlan, *, report: str) -> str:
@@ -252,15 +328,15 @@ def view(plan: LockedPlan) -> str:
     """
     fixed = read_json(Path(__file__).parent / "view.json")
     state = fixed["state"]
+    state["searchFilter"] = f"tags.`{PLAN_TAG}` = 'current'"
     state["selectedColumns"] = [
         "tags.`ablate.state`",
         *dict.fromkeys(
-            f"params.`{_name(f'factor.{key}')}`"
+            f"params.`{_name(f'arm.{key}')}`"
             for arm in plan.arms
-            for key in arm.factors
+            for key in arm.differs
         ),
-        "metrics.`val_loss`",
-        *(f"tags.`{key}`" for key in RESULTS),
+        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS)),
         "metrics.`tokens_per_sec`",
         "tags.`ablate.backend_mode`",
     ]
@@ -297,13 +373,18 @@ def _name(key: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def read_results(path: Path, _stamp: object) -> dict[str, dict[str, str]]:
-    """Read what a ``report.json`` found on each run, as tags by run id; empty if it is missing or damaged.
+def read_results(
+    path: Path, stamp: tuple[int, int, int] | None
+) -> dict[str, list[Point]]:
+    """Read what a ``report.json`` found, as points by run id; empty if it is missing or damaged.
 
-    A run that hit the target has its tokens to target, and its token cost against the baseline's run of the
-    same seed. Empty are a hit at the first evaluation, and a single run's cost from a fork on.
+    ``tokens_to_target`` is the run's own, ``token_cost_seed`` its cost against the baseline's run of the same
+    seed; ``token_cost`` and its interval are the arm's. What was not found is left out, and so are a hit at
+    the first evaluation and a single run's cost from a fork on. Values have four decimals, so that they fit
+    into a column. ``stamp``: of the file; it ends with the time of the points, in ns. Their step is 0, for
+    which MLflow draws bars.
     """
-    tags = {}
+    points = {}
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         report = read_json(path)
         hits: dict[tuple[str, int], float | None] = {}
@@ -313,15 +394,23 @@ def read_results(path: Path, _stamp: object) -> dict[str, dict[str, str]]:
                     hits[arm["name"], run["seed"]] = number_in(run, "tokens_to_target")
         baseline = report["baseline"]
         for arm in report["arms"]:
+            cost = arm["token_cost"]
             is_compared = arm["name"] != baseline and not arm["counted_from_tokens"]
             for run in arm["runs"]:
                 tokens = hits.get((arm["name"], run["seed"]))
                 baseline_tokens = hits.get((baseline, run["seed"]))
-                cost = ""
-                if tokens and baseline_tokens and is_compared:
-                    cost = f"{tokens / baseline_tokens - 1:+.2%}"
-                tags[run["id"]] = {
-                    _TOKENS: f"{tokens:.0f}" if tokens else "",
-                    _COST: cost,
+                values = {
+                    "tokens_to_target": tokens,
+                    "token_cost": number_in(cost, "estimate"),
+                    "token_cost_low": number_in(cost, "low"),
+                    "token_cost_high": number_in(cost, "high"),
                 }
-    return tags
+                if tokens and baseline_tokens and is_compared:
+                    values["token_cost_seed"] = tokens / baseline_tokens - 1
+                milliseconds = stamp[-1] // 1_000_000 if stamp else 0
+                points[run["id"]] = [
+                    Point(name, round(value, 4), milliseconds, 0)
+                    for name, value in values.items()
+                    if value is not None
+                ]
+    return points

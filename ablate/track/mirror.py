@@ -40,11 +40,12 @@ from ablate.track.describe import SUMMARY
 from ablate.track.sink import STORE_TAG, SUMMARY_TAG, Away, Refused, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ablate.store import RunDir, State, Status, StudyStore
     from ablate.store.plan_file import LockedArm, LockedPlan
+    from ablate.track.describe import Point
 
 _CHUNK_BYTES = 1 << 18
 _SAVE_EVERY_SEC = 1.0
@@ -128,11 +129,15 @@ class Mirror:
         # First, so that every run can link to it.
         tags = {
             SUMMARY_TAG: "true",
+            describe.PLAN_TAG: "current",
             "mlflow.source.name": "ablate",
             "mlflow.runName": f"report: {plan.study}",
             "mlflow.note.content": f"It comes when the study ends; `ablate report {plan.study}` makes it.",
         }
         summary = self._entry(SUMMARY, tags)
+        if summary.sent.get("tags") != (tags_digest := digest(sorted(tags.items()))):
+            self._sink.log(summary.mlflow_id, [], {}, tags)
+            summary.sent["tags"] = tags_digest
         link = f"#/experiments/{experiment}/runs/{summary.mlflow_id}/artifacts/report/report.html"
         note = describe.study_note(plan, report=link)
         view = describe.view(plan)
@@ -157,9 +162,10 @@ class Mirror:
                         plan,
                         arm,
                         tags_of,
-                        results.get(planned.id, {}),
+                        results.get(planned.id),
                     )
                     self._once(planned.id, (files, stamp, link), send)
+        self._mark_earlier({SUMMARY, *(run.id for _, run in plan.runs())})
         self._once(
             SUMMARY,
             _stamp(sorted(self._report.rglob("*"))),
@@ -168,6 +174,18 @@ class Mirror:
         # a repeated request may have made two: all but one are deleted
         if self._has_new_runs:
             self._sink.known_runs(experiment, store_id(self._store), self._mlflow_ids())
+
+    def _mark_earlier(self, current: set[str]) -> None:
+        """Mark the runs that only an earlier plan of the study has: the study's page hides them."""
+        for key, run in self._known.items():
+            if key in current:
+                continue
+            fresh = RunCursor(mlflow_id=run.info.run_id, mlflow_status="")
+            sent = self._cursor.runs.setdefault(key, fresh).sent
+            if sent.get("tags") != "earlier":
+                tags = {describe.PLAN_TAG: "earlier"}
+                self._sink.log(run.info.run_id, [], {}, tags)
+                sent["tags"] = "earlier"
 
     def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:
         """Call ``send`` if the files have changed since they were sent."""
@@ -211,18 +229,30 @@ class Mirror:
         tags: Mapping[str, str],
         run: RunDir | None = None,
         started_unix: float | None = None,
+        results: Sequence[Point] | None = None,
     ) -> RunCursor:
         """Find or create a run's MLflow run; return its cursor.
 
-        MLflow deletes no points, so a run that was rewound gets a new one.
+        MLflow deletes no points, so a run that was rewound, or of which a report no longer has a result, gets
+        a new one.
         """
         entry = self._cursor.runs.get(key)
         is_outdated = False
         if entry is not None and run is not None:
             is_outdated = is_rewound(run, entry)
         elif entry is None and key in self._known:  # the cursor was lost
-            entry = RunCursor(mlflow_id=self._known[key].info.run_id, mlflow_status="")
+            known = self._known[key]
+            entry = RunCursor(mlflow_id=known.info.run_id, mlflow_status="")
+            metrics = known.data.metrics
+            entry.sent |= {
+                name: repr(metrics[name])
+                for name in describe.RESULTS
+                if name in metrics
+            }
             is_outdated = run is not None and not self._holds_points_of(run, entry)
+        if entry is not None and results is not None:
+            held = set(describe.RESULTS) & set(entry.sent)
+            is_outdated |= not held <= {point.key for point in results}
         if entry is None or is_outdated:
             if entry is not None:
                 self._sink.delete_run(entry.mlflow_id)
@@ -257,27 +287,32 @@ class Mirror:
         plan: LockedPlan,
         arm: LockedArm,
         tags_of: Callable[[Status, dict[str, Any]], dict[str, str]],
-        results: dict[str, str],
+        results: Sequence[Point] | None,
     ) -> None:
-        """Send a run's new rows, tags and parameters; then its artifacts and its end."""
+        """Send a run's new rows, tags, parameters and results; then its artifacts and its end."""
         self._runs_sent += 1
         status = run.examined()
         if status.state == "damaged":
             self._problems.append(f"run {run.run_id} is not sent: {status.message}")
             return
-        tags = tags_of(status, run.environment()) | results
-        entry = self._entry(run.run_id, tags, run, status.started_unix)
+        tags = tags_of(status, run.environment())
+        entry = self._entry(run.run_id, tags, run, status.started_unix, results)
         params: dict[str, str] = {}
         if "params" not in entry.sent:
             known = self._known[run.run_id].data.params
-            params = describe.run_params(run.config(), arm)
+            params = describe.run_params(run.config(), plan, arm)
             params = {key: value for key, value in params.items() if key not in known}
         tags_digest = digest(sorted(tags.items()))
         if entry.sent.get("tags") == tags_digest:
             tags = {}
+        new_results = {
+            point.key: repr(point.value)
+            for point in results or ()
+            if entry.sent.get(point.key) != repr(point.value)
+        }
+        points = [point for point in results or () if point.key in new_results]
         while True:
             offsets = {}
-            points = []
             for file in FILES:
                 points_of_file, offsets[file] = describe.read_points(
                     run.path / file, entry.offsets[file], _CHUNK_BYTES, plan.loss_unit
@@ -286,7 +321,7 @@ class Mirror:
             if points or params or tags:
                 self._sink.log(entry.mlflow_id, points, params, tags)
                 self._metrics_sent += len(points)
-            entry.sent |= {"params": "", "tags": tags_digest}
+            entry.sent |= {"params": "", "tags": tags_digest, **new_results}
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
@@ -296,6 +331,7 @@ class Mirror:
             }
             params = {}
             tags = {}
+            points = []
         for name in _ARTIFACTS:
             if (run.path / name).exists():
                 self._send_artifact(run.run_id, entry, run.path / name)

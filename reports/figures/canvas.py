@@ -1,8 +1,7 @@
 """What all figures share: colours, line styles, fonts, and how a figure becomes bytes.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; with more than six arms line
-styles differ as well, and every line has its name beside it. The SVG has fixed colour values, so that the
-page can replace them in dark mode.
+With more than six arms line styles differ as well as colours, and every line has its name beside it. The SVG
+has fixed colour values, so that the page can replace them in dark mode.
 
 The same figure gives the same bytes: no date, a fixed salt for the ids. User strings are drawn literally
 (``text.parse_math`` off), because a ``$`` in an arm's name is no formula.
@@ -11,7 +10,6 @@ The same figure gives the same bytes: no date, a fixed salt for the ids. User st
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from dataclasses import dataclass
 from functools import wraps
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 
+from ablate.base.colours import HUES, INK, arm_colours
 from ablate.base.errors import cut
 from ablate.reports.words.format import NBSP, percent, tokens
 
@@ -33,12 +32,10 @@ Look = dict[str, Any]
 Picture = tuple[str, str, Any, str]
 """A name, a title, a figure and its caption."""
 
-INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d8dde3"
 CONTEXT = "#b9c0c8"
 SHADE = "#eceff2"
-HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "o")
 
@@ -126,26 +123,24 @@ def _scales(axis: Any) -> dict[str, list[float]]:
 
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
-    """Assign a look to each arm of a study."""
-    return looks((arm.name for arm in analysis.arms), analysis.baseline)
+    """Assign a look to each arm of a study: the same whether all are drawn or some."""
+    drawn = {arm.name for arm in analysis.arms}
+    every = looks((arm.name for arm in analysis.plan.arms), analysis.baseline)
+    return {name: look for name, look in every.items() if name in drawn}
 
 
 def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
     """Assign looks: the baseline in ink, the others first by hue, then by line style."""
-    result = {
-        baseline: {"color": INK, "linestyle": "-", "marker": "o", "linewidth": 2.4}
-    }
-    dashes = itertools.cycle(itertools.product(DASHES, HUES))
-    others = (arm for arm in arms if arm != baseline)
-    for arm, (dash, color), marker in zip(
-        others, dashes, itertools.cycle(MARKERS), strict=False
-    ):
+    colours = arm_colours(arms, baseline)
+    result = {}
+    for i, (arm, colour) in enumerate(colours.items(), -1):
         result[arm] = {
-            "color": color,
-            "linestyle": dash,
-            "marker": marker,
+            "color": colour,
+            "linestyle": DASHES[i // len(HUES) % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
             "linewidth": 1.9,
         }
+    result[baseline] |= {"linestyle": "-", "marker": "o", "linewidth": 2.4}
     return result
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.colours import INK
 from ablate.reports.figures import canvas
 from ablate.reports.words.format import loss, plural, tokens
 from ablate.results.losses import common_grids
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _LATE = 0.6
 _RATE = "learning_rate"
-_TARGET = {"color": canvas.INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
+_TARGET = {"color": INK, "linewidth": 0.9, "linestyle": (0, (5, 3))}
 
 
 @canvas.drawing

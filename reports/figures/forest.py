@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.colours import INK
 from ablate.reports.figures import canvas
 from ablate.reports.findings.compare import target_text
 from ablate.reports.words.format import NBSP, cost, coverage, ends, forked, share
@@ -34,7 +35,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     axis.set_ylim(len(arms) - 0.4, -1.4)
     axis.set_yticks(range(len(arms)), [canvas.short(arm.name) for arm in arms])
     axis.grid(visible=False, axis="y")
-    axis.axvline(0, color=canvas.INK, linewidth=1, zorder=1)
+    axis.axvline(0, color=INK, linewidth=1, zorder=1)
     points = _draw_points(axis, analysis)
     is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
     if is_logarithmic:

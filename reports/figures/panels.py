@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.base.colours import INK
 from ablate.reports.figures import canvas
 from ablate.reports.words.compare import UNITS
 from ablate.reports.words.format import NBSP, counts, coverage, forked, percents, tokens
@@ -70,7 +71,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
             axis.plot(
                 second.tokens,
                 second.difference,
-                color=canvas.INK,
+                color=INK,
                 linewidth=1.0,
                 zorder=2.5,
             )

@@ -20,14 +20,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ablate._version import __version__
+from ablate.base.colours import HUES, INK
 from ablate.base.errors import safe_text
 from ablate.base.files import write_bytes_atomic
 from ablate.reports.figures.canvas import (
     CONTEXT,
     FAINT,
     GRID,
-    HUES,
-    INK,
     SHADE,
     Drawing,
 )

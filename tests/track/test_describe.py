@@ -1,6 +1,7 @@
 """What MLflow is shown of a study and of its rows. ``REWRITE=1 pytest`` writes ``shown.json`` anew."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -46,18 +47,25 @@ def test_the_design_as_mlflow_shows_it(study):
     environment = {"git_commit": "f00", "backend": None, "fingerprints": ["a1", "b2"]}
     command = CONFIG | {"trainer": {"command": ["run"]}, "vocab_size": 10**15}
     command["training"] = command["training"] | {"tokens": 4096}
-    by_command = {"backend_mode": "command", "markers": ["FP4 e2m1"]}
+    by_command = {
+        "backend_mode": "command",
+        "command": "cd here && ./train",
+        "cwd": "/here",
+        "trainer_commit": "c0ffee",
+        "trainer_digest": "d1",
+        "markers": ["FP4 e2m1"],
+    }
     shown = {
         "tags": [
             describe.run_tags(plan, i, arm.runs[1], status, environment, report="LINK")
             for i, arm in enumerate(plan.arms)
         ],
-        "parameters": describe.run_params(CONFIG, plan.arms[1]),
+        "parameters": describe.run_params(CONFIG, plan, plan.arms[1]),
         "of a command": {
             "tags": describe.run_tags(
                 plan, 1, plan.arms[1].runs[0], Status(), by_command, report="LINK"
             ),
-            "parameters": describe.run_params(command, plan.arms[1]),
+            "parameters": describe.run_params(command, plan, plan.arms[1]),
         },
         "note": describe.study_note(plan, report="LINK").splitlines(),
         "view": json.loads(describe.view(plan)),
@@ -68,7 +76,9 @@ def test_the_design_as_mlflow_shows_it(study):
 
 
 def test_what_is_too_long_for_mlflow_is_cut(study):
-    long = {"factors": {f"training.field{n}": "x" * 9000 for n in range(80)}}
+    values = {f"training.field{n}": "x" * 9000 for n in range(80)}
+    differs = {key: [None, value] for key, value in values.items()}
+    long = {"factors": values, "differs": differs}
     study.plan["arms"] = [{**arm, **long} for arm in study.plan["arms"]] + study.plan[
         "arms"
     ] * 500
@@ -79,6 +89,48 @@ def test_what_is_too_long_for_mlflow_is_cut(study):
     assert "compareRunCharts" not in view
     tags = describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), {}, report="LINK")
     assert max(map(len, tags.values())) == 5000
+
+
+def test_parameters_begin_with_what_differs_and_leave_defaults_out(study, make_config):
+    config = make_config("mxfp4", model={"width": 32}, learning_rate=0.01)
+    plan = study.write_plan()
+    for arm, gemms in zip(plan.arms, ("none", "fprop"), strict=True):
+        params = describe.run_params(asdict(config), plan, arm)
+        assert [*params.items()][:2] == [
+            ("arm.recipe.gemms", gemms),
+            ("model.width", "32"),
+        ]
+        assert params["training.learning_rate"] == "0.01"
+        assert not params.keys() & {"training.schedule", "model.kind", "fork"}
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["bf16", "fprop", "F+D SR"], ["bf16", "fprop", "F+D SR"]),
+        (
+            ["all three", "all three + sr", "all three + dht16"],
+            ["all three", "sr", "dht16"],
+        ),
+        (["mxfp4-fprop-sr", "mxfp4-fprop-rht"], ["sr", "rht"]),
+        (["aaaaaaaaaaaaa", "aaaaaaaaaaaab"], ["1: aaaaaaaaaaaaa", "2: aaaaaaaaaaaab"]),
+    ],
+)
+def test_names_of_runs_differ_in_their_first_twelve_characters(study, names, short):
+    [arm, *_] = study.plan["arms"]
+    arms = []
+    for name in names:
+        runs = [{"id": f"{name}{seed}", "seed": seed} for seed in (0, 12)]
+        arms.append({**arm, "name": name, "runs": runs})
+    study.plan |= {"arms": arms, "baseline": names[0]}
+    plan = study.write_plan()
+    shown = [describe.run_name(plan, arm, run) for arm, run in plan.runs()]
+    assert len({name[:12] for name in shown}) == len(shown)
+    expected = []
+    for name, text in zip(names, short, strict=True):
+        whole = "" if name == text else f" ({name})"
+        expected += [f"s0 {text}{whole}", f"s12 {text}{whole}"]
+    assert shown == expected
 
 
 @pytest.mark.parametrize("case", cases(HERE / "points.txt"))

@@ -21,7 +21,7 @@ from ablate.base.command_hints import redact
 from ablate.base.files import write_record
 from ablate.store import Status, StudyStore
 from ablate.track.cursor import cursor_path, load_cursor, pending
-from ablate.track.describe import RESULTS
+from ablate.track.describe import PLAN_TAG, RESULTS
 from ablate.track.mirror import Mirror
 from ablate.track.process import start_mirror
 from ablate.track.sink import (
@@ -59,13 +59,10 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     mirror = Mirror(study.store, uri)
     assert mirror.sync_once().metrics_sent == 4 * (8 * 6 + 2 * 2)
     run = study.check(uri)["fprop", 1]
-    assert (run.info.run_name, run.info.status) == ("fprop seed 1", "FINISHED")
+    assert (run.info.run_name, run.info.status) == ("s1 fprop", "FINISHED")
     assert (run.info.start_time, run.info.end_time) == (MS, MS + 100_000)
-    assert (
-        run.data.params["factor.recipe.gemms"]
-        == run.data.tags["factor.recipe.gemms"]
-        == "fprop"
-    )
+    assert run.data.params["arm.recipe.gemms"] == "fprop"
+    assert run.data.tags["factor.recipe.gemms"] == "fprop"
     for file in ("config", "environment"):
         assert (
             len(
@@ -107,7 +104,7 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     assert after["bf16", 0].info.status == "RUNNING"
     run = after["fprop", 1]
     assert (run.info.run_name, run.data.tags["ablate.arm"]) == (
-        "only Fprop seed 1",
+        "s1 only Fprop",
         "only Fprop",
     )
     assert run.data.tags["factor.recipe.gemms"] == "fprop+changed"
@@ -249,12 +246,12 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     assert sync(study, uri).metrics_sent == 0
 
 
-def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
+def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
     arms = ("bf16", "fprop", "all three")
     study = make_study(arms=arms, seeds=(0,)).whole(2)
     (folder := study.store.path / "report").mkdir()
 
-    def shown(*hits, early=False):
+    def shown(*hits, early=False, cost=None):
         """What MLflow shows of each arm after a report with these hits; ``early``: that of the baseline."""
         runs = [
             {
@@ -263,8 +260,14 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
             }
             for arm, tokens in zip(arms, hits, strict=True)
         ]  # fmt: skip
+        none = {"estimate": None, "low": None, "high": None}
         rows = [
-            {"name": arm, "counted_from_tokens": arm == "all three", "runs": [run]}
+            {
+                "name": arm,
+                "counted_from_tokens": arm == "all three",
+                "token_cost": cost if cost and arm == "fprop" else none,
+                "runs": [run],
+            }
             for arm, run in zip(arms, runs, strict=True)
         ]
         (folder / "report.json").write_text(
@@ -272,22 +275,56 @@ def test_what_the_report_found_becomes_tags_and_follows_it(make_study, uri):
         )
         sync(study, uri)
         there = study.check(uri)
-        return [
-            " ".join(there[arm, 0].data.tags[name] for name in RESULTS) for arm in arms
-        ]
+        metrics = [there[arm, 0].data.metrics for arm in arms]
+        return [[values.get(name) for name in RESULTS] for values in metrics]
 
-    assert shown(1000, 1250, 900) == ["1000 ", "1250 +25.00%", "900 "]
-    assert shown(1000, 1100, 900) == ["1000 ", "1100 +10.00%", "900 "]
-    # another target, which it misses
-    assert shown(1000, None, 900) == ["1000 ", " ", "900 "]
-    assert shown(1000, 1250, 900, early=True) == [" ", "1250 ", "900 "]
+    interval = {"estimate": 0.21, "low": 0.19, "high": 0.23456789}
+    first = shown(1000, 1250, 900, cost=interval)
+    baseline = [1000, None, None, None, None]
+    forked = [900, None, None, None, None]
+    assert first == [baseline, [1250, 0.21, 0.19, 0.2346, 0.25], forked]
+    before = study.held(uri)
+    cursor_path(study.store, uri).unlink()
+    assert shown(1000, 1100, 900, cost=interval | {"low": -0.1})[1] == [
+        1100, 0.21, -0.1, 0.2346, 0.1,
+    ]  # fmt: skip
+    after = study.held(uri)
+    assert {key: run.info.run_id for key, run in before.items()} == {
+        key: run.info.run_id for key, run in after.items()
+    }
+    # another target, which it misses: MLflow takes no point back, so the run is sent anew
+    assert shown(1000, None, 900) == [baseline, [None] * 5, forked]
+    assert shown(1000, 1250, 900)[1] == [1250, None, None, None, 0.25]
+    cursor_path(study.store, uri).unlink()
+    assert shown(1000, 1250, 900, early=True) == [
+        [None] * 5,
+        [1250, None, None, None, None],
+        forked,
+    ]
     (folder / "report.json").write_text("{")
     sync(study, uri)  # the report was cut off: nothing is taken back
     run = study.check(uri)["fprop", 0]
-    assert run.data.tags["ablate.tokens_to_target"] == "1250"
+    assert run.data.metrics["tokens_to_target"] == 1250
     assert (
         study.held(uri)["summary"].info.run_id in run.data.tags["mlflow.note.content"]
     )
+
+
+def test_runs_of_an_earlier_plan_are_marked_until_they_come_back(make_study, uri):
+    study = make_study(arms=("bf16", "fprop"), seeds=(0,)).whole(2)
+    sync(study, uri)
+    arms = study.plan["arms"]
+    mirrors = [Mirror(study.store, uri) for _ in range(2)]
+    for kept, plan in ((arms[:1], "earlier"), (arms, "current"), (arms[:1], "earlier")):
+        study.plan["arms"] = kept
+        study.write_plan()
+        assert mirrors[plan == "current"].sync_once().complete
+        there = study.check(uri)
+        assert there["bf16", 0].data.tags[PLAN_TAG] == "current"
+        assert there["fprop", 0].data.tags[PLAN_TAG] == plan
+    cursor_path(study.store, uri).unlink()
+    sync(study, uri)
+    assert study.check(uri)["fprop", 0].data.tags[PLAN_TAG] == "earlier"
 
 
 def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
@@ -367,7 +404,8 @@ def test_a_large_configuration_and_many_rows(study, uri):
     write_record(run.config_path, config)
     study.train(range(1, 1201))
     sync(study, uri)
-    assert len(study.check(uri)["bf16", 0].data.params) == 250
+    # and what the arms differ in
+    assert len(study.check(uri)["bf16", 0].data.params) == 250 + 1
 
 
 def test_mirrors_take_turns(study, uri):

@@ -50,7 +50,7 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(
     study.write_plan()
     write_report(study.store)
     experiment = Mirror(study.store, server).sync_once().experiment_id
-    names = [f"{arm} seed {seed}" for arm, seed in study.runs]
+    names = [f"s{seed} {arm}" for arm, seed in study.runs]
     address = page(server, experiment)
     text = see(
         address,
@@ -102,16 +102,16 @@ def test_a_finished_study_its_report_and_the_pages_of_a_run(
     browser.get("about:blank")
     see(
         address.replace("=CHART", "=TABLE"),
-        "factor.recipe.gemms",
+        "arm.recipe.gemms",
         "fprop+dgrad+wgrad",
         "val_loss",
-        "ablate.tokens_to_target",
+        "token_cost",
     )
     pages = f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}"
     see(f"{pages}/system-metrics", "cpu_utilization_percentage")
     text = see(
         f"{pages}/model-metrics",
-        "all three seed 1 (val_loss)",
+        "s1 all three (val_loss)",
         "Step",
         "200k",
         "train_loss",
