@@ -1,6 +1,7 @@
 """Apply a recipe to any model: its linear layers become quantised ones, in place.
 
-A layer can follow a recipe if it is a ``torch.nn.Linear``, not a subclass, and computes as that class does;
+A layer can follow a recipe if it is a ``torch.nn.Linear``, or of a subclass that the user names, and
+computes as that class does;
 a hook may compute its weight (weight_norm, spectral_norm, pruning). Any other parameter with two dimensions
 may enter a GEMM that no recipe reaches: it is named with the reason. Embeddings and norms enter no GEMM:
 tables are looked up, and norms multiply element by element.
@@ -23,13 +24,15 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ablate.backends.select import Selection
+from ablate.base.errors import likely
+from ablate.layers.beside import WatchedWeights
 from ablate.layers.deoscillation import Deoscillation
 from ablate.layers.experts import ExpertLinear, expert_parameters, take_over
 from ablate.layers.linear import (
     QuantLinear,
     phases_that_fit,
     quantised_layers,
-    weights_used_alone,
+    weights_used_beside,
 )
 from ablate.layers.state import RecipeState
 from ablate.recipes import Recipe, read_recipe
@@ -59,7 +62,7 @@ def apply_recipe(
     total_tokens: int | None = None,
     skip: Collection[str] | str = (),
     allow: Collection[str] | str = (),
-    reach: Collection[type[nn.Linear]] = (),
+    reach: Collection[type[nn.Linear] | str] = (),
 ) -> RecipeState:
     """Make the linear layers of a model follow a recipe; return the state that the training loop advances.
 
@@ -72,12 +75,11 @@ def apply_recipe(
     it.
 
     What the recipe reaches, and by name what it does not, is printed (by the first of several processes) and
-    stays in ``state.coverage``. Out of reach are subclasses of ``nn.Linear``, the projections inside
-    ``nn.MultiheadAttention``, and parameters with two dimensions that no linear layer holds; they are refused
-    unless ``allow`` names them. A module that reads the weights of its layers itself, past the layers, is
-    warned of when the state first advances, if such a layer never ran, gradients are still there, and the
-    process is alone. Torch's own such path, that of ``nn.TransformerEncoderLayer`` in evaluation, is switched
-    off.
+    stays in ``state.coverage``. Out of reach are subclasses of ``nn.Linear`` that ``reach`` does not name, the
+    projections inside ``nn.MultiheadAttention``, and parameters with two dimensions that no linear layer
+    holds; they are refused unless ``allow`` names them. When the state first advances, it warns of products
+    with the weight of a layer beside the layer (see ``ablate.layers.beside``). Torch's own such path, that of
+    ``nn.TransformerEncoderLayer`` in evaluation, is switched off.
 
     >>> import torch
     >>> from ablate.numerics import apply_recipe
@@ -89,15 +91,15 @@ def apply_recipe(
     torch.Size([32, 32])
 
     Args:
-        model: any module; every ``nn.Linear`` in it follows the recipe, but no subclass of it.
+        model: any module; every ``nn.Linear`` in it follows the recipe.
         recipe: a ``Recipe``, or a recipe as in a study file: a word or a mapping.
         seed: seed of stochastic rounding and random signs.
         backend: name of the back end that quantises and multiplies.
         total_tokens: the budget; required by phases that start at a fraction of it.
         skip: names of layers to leave unchanged, or shell patterns of them (``*.router``).
         allow: the same of what the recipe cannot reach and may leave in high precision; ``*`` for all of it.
-        reach: subclasses of ``nn.Linear`` whose layers follow the recipe, too, if they compute as
-            ``functional.linear`` does: output and gradients are compared to the bit on random input. Such a
+        reach: subclasses of ``nn.Linear``, or their names, whose layers follow the recipe, too, if they compute
+            as ``functional.linear`` does: output and gradients are compared to the bit on random input. Such a
             layer keeps its class's other methods.
 
     Raises:
@@ -118,10 +120,8 @@ def apply_recipe(
     if state.deoscillates:
         state.deoscillation = Deoscillation(model, state)
     _expect_advance(state, quantised_layers(model).values())
-    if not distributed.is_initialized():
-        state.check = weights_used_alone  # with several processes an expert may run only in another one
-        print(state.coverage)
-    elif distributed.get_rank() == 0:
+    state.check = weights_used_beside
+    if not distributed.is_initialized() or distributed.get_rank() == 0:
         print(state.coverage)
     return state
 
@@ -158,7 +158,7 @@ def quantise_layers(
     *,
     skip: Collection[str] = (),
     allow: Collection[str] = (),
-    reach: Collection[type[nn.Linear]] = (),
+    reach: Collection[type[nn.Linear] | str] = (),
     key: str = "allow=",
 ) -> None:
     """Make a model's layers follow ``state``, as ``apply_recipe`` does; ``key``: how users write allow."""
@@ -203,6 +203,7 @@ def quantise_layers(
         QuantLinear.take_over(linear, name=name, state=state, place=layer_places[name])
     for module, experts in grouped.items():
         take_over(module, experts)
+    WatchedWeights(model, state)
     state.coverage = coverage_of(
         recipe,
         surveyed.matrices,
@@ -273,7 +274,7 @@ class Survey:
     notes: tuple[str, ...]
 
 
-def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
+def survey(model: nn.Module, reach: Collection[type[nn.Linear] | str] = ()) -> Survey:
     """Find the matrices of a model, in the model's order. ``reach``: subclasses that may follow a recipe.
 
     Raises:
@@ -289,6 +290,12 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear]] = ()) -> Survey:
         raise ValueError(
             f"layer {followers[0]} follows a recipe already (apply_recipe takes each layer once)"
         )
+    classes = {type(module) for module in names if isinstance(module, nn.Linear)}
+    known = set[type | str]().union(*map(_class_names, classes))
+    for wanted in reach:
+        if wanted not in known:
+            hint = likely(wanted, map(str, known), "expected the class of one")
+            raise ValueError(f"reach: '{wanted}' names no linear layer ({hint})")
     outputs = _output_layers(names)
     inside_linears = {
         part
@@ -370,7 +377,9 @@ def _unreached(module: nn.Module, prefix: str) -> Iterator[WeightMatrix]:
             )
 
 
-def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str | None:
+def _why_not(
+    linear: nn.Linear, reach: Collection[type[nn.Linear] | str] = ()
+) -> str | None:
     """Say why a linear layer cannot follow a recipe; None if it can."""
     kind = type(linear)
     if is_lazy(linear.weight):
@@ -383,17 +392,23 @@ def _why_not(linear: nn.Linear, reach: Collection[type[nn.Linear]] = ()) -> str 
         return (
             "fully_shard made it a layer of its own kind: apply the recipe before that"
         )
-    if kind is not nn.Linear and kind in reach:
-        if differs := _difference(linear):
-            return f"{_type_name(linear)} computes something else: {differs}"
-    elif kind is not nn.Linear:
-        return f"a subclass of torch.nn.Linear ({_type_name(linear)}), which may compute something else"
+    if kind is not nn.Linear and _class_names(kind).isdisjoint(reach):
+        return (
+            f"a subclass of torch.nn.Linear ({_type_name(linear)}), which may compute something else (if not, "
+            f"name it in a study by model.reach: [{kind.__qualname__}], in code by reach=[{kind.__qualname__}])"
+        )
+    if kind is not nn.Linear and (differs := _difference(linear)):
+        return f"{_type_name(linear)} computes something else: {differs}"
     if "forward" in vars(linear):
         return "its forward was replaced"
     for attribute in sorted(QuantLinear.OWN_ATTRIBUTES | vars(QuantLinear).keys()):
         if hasattr(linear, attribute) and not hasattr(nn.Linear, attribute):
             return f"it has an attribute of its own, {attribute}, that a quantised layer needs"
     return None
+
+
+def _class_names(kind: type) -> set[type | str]:
+    return {kind, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"}
 
 
 def _difference(linear: nn.Linear) -> str | None:

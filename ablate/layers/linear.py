@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ablate.backends.protocol import Draw, dequantised
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
     from ablate.recipes import Gemm, OperandPolicy
     from ablate.recipes.place import LayerPlace
+
+_CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 _PLAIN_ON = ("cuda",)
 """Device types where a layer without quantised operands is plain torch; a CPU may multiply in its own way."""
@@ -170,6 +172,11 @@ class QuantLinear(nn.Linear):
         self.has_run = True
         state.note_start(training=self.training)
         return True
+
+    @property
+    def is_low_now(self) -> bool:
+        """Whether a GEMM is in low precision at the state's position."""
+        return not self.recipe_at(self.state.tokens).is_high_precision
 
     def recipe_at(self, tokens: int) -> LayerRecipe:
         """Find this layer's recipe after this many training tokens; ``override`` replaces it."""
@@ -311,31 +318,36 @@ def phases_that_fit(
     return phases
 
 
-def weights_used_alone(state: RecipeState) -> str | None:
-    """Name the layers in low precision that never ran though their weights have gradients; None if none did.
+def weights_used_beside(state: RecipeState) -> str | None:
+    """Say where the weights of layers in low precision are multiplied beside them; None if nowhere.
 
-    Call it before the gradients are cleared. An expert that only ran in another process has a gradient, too.
+    If no place is known, name the layers that never ran though their weights have gradients. Call it before
+    the gradients are cleared. With several processes an expert may run only in another one, so it is not asked.
     """
+    places = dict(state.beside)
+    if not places and not distributed.is_initialized():
+        places = {"code that never calls the layer": _used_alone(state)}
+    faults = []
+    for place, names in places.items():
+        if names:
+            layers = ", ".join(in_short(sorted(names)))
+            faults.append(f"{place} multiplies by the weight of {layers} itself")
+    return f"{'; '.join(faults)}, in high precision ({_CALL_IT})" if faults else None
+
+
+def _used_alone(state: RecipeState) -> set[str]:
     layers = [layer for layer in _sites.values() if layer.state is state]
     # layers may share a weight
     used_weights = {id(layer.weight) for layer in layers if layer.has_run}
-    unused: list[str] = []
+    unused = set()
     for layer in layers:
         weight = layer.weight
-        if (
-            not isinstance(weight, nn.Parameter)
-            or weight.grad is None
-            or id(weight) in used_weights
-        ):
-            continue
-        if not layer.recipe_at(state.tokens).is_high_precision:
-            unused.append(layer.name)
-    if not unused:
-        return None
-    return (
-        f"{', '.join(in_short(unused))} got a gradient and never ran: the model multiplies by the "
-        "weight itself, in high precision"
-    )
+        # on the meta device no layer notes that it ran
+        is_known = isinstance(weight, nn.Parameter) and not weight.is_meta
+        is_used = id(weight) in used_weights
+        if is_known and not is_used and weight.grad is not None and layer.is_low_now:
+            unused.add(layer.name)
+    return unused
 
 
 def quantised_layers(module: nn.Module) -> dict[str, QuantLinear]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from ablate.base.errors import UserError
 from ablate.recipes.place import LayerPlace, phases_of
 from ablate.run.schedule import plan_steps
 
@@ -143,9 +144,10 @@ class RecipeState:
     operand: (layer's name, GEMM, operand's name, the operand). ``tap``, if set, sees the tensors of each
     backward pass: (layer's name, its forward's position, dy [M, N] bf16, x [M, K] bf16, the weight [N, K]);
     it must change nothing. ``coverage``: what the recipe reaches in a model that others built, and what it
-    does not. ``deoscillation``, if set, follows the weights whenever the state advances. ``check``, if set,
-    is called when the state first advances; what it returns is warned of. ``positions``: while passes are
-    captured as a CUDA graph, by the call of each its step and call on the device (int64 [2]).
+    does not. ``beside``: by place in the code, the layers whose weights are multiplied there, past them.
+    ``deoscillation``, if set, follows the weights whenever the state advances. ``check``, if set, is called
+    when the state first advances; what it returns is warned of, and ends a run of a study. ``positions``:
+    while passes are captured as a CUDA graph, by the call of each its step and call on the device (int64 [2]).
     """
 
     recipe: Recipe
@@ -164,6 +166,9 @@ class RecipeState:
         default=None, repr=False
     )
     coverage: Coverage | None = field(default=None, repr=False)
+    beside: defaultdict[str, set[str]] = field(
+        default_factory=lambda: defaultdict(set), repr=False
+    )
     deoscillation: Any = field(default=None, repr=False)
     check: Callable[[RecipeState], str | None] | None = field(default=None, repr=False)
     positions: dict[int, Tensor] | None = field(default=None, repr=False)
@@ -217,6 +222,8 @@ class RecipeState:
         if self.check is not None:
             fault = self.check(self)
             self.check = None
+            if fault is not None and _recorded is not None:
+                raise UserError(fault)  # a study's run: it is not the arm's
             if fault is not None:
                 warnings.warn(fault, stacklevel=2)
         self.step += 1

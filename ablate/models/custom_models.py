@@ -79,7 +79,8 @@ def build_network(
         foreign, own_loss = build(
             config.model, vocab_size=config.vocab_size, seq_len=config.training.seq_len
         )
-    quantise_layers(foreign, state, allow=config.model.allow, key=ALLOW)
+    model = config.model
+    quantise_layers(foreign, state, allow=model.allow, reach=model.reach, key=ALLOW)
     return foreign, partial(_foreign_loss, config, own_loss)
 
 
@@ -323,13 +324,11 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         module, _ = build(model, vocab_size=vocab_size, seq_len=seq_len)
     name = model.hf or model.function
     try:
-        surveyed = survey(module)
+        surveyed = survey(module, model.reach)
     except ValueError as error:
-        raise UserError(
-            f"model {name}: {error}", hint="ablate applies each arm's recipe itself"
-        ) from None
+        raise UserError(f"model {name}: {error}") from None
     if not surveyed.places:
-        hint = "only torch.nn.Linear, and no subclass of it, follows a recipe"
+        hint = "only torch.nn.Linear follows a recipe, and what model.reach names"
         raise UserError(
             f"model {name}: no linear layer to replace in {type(module).__name__}",
             hint=hint,

@@ -139,6 +139,10 @@ class ModelConfig(Section):
         list,
         "hf and function: patterns of matrices that no recipe reaches and that may stay as they are",
     )
+    reach: list[str] = key(
+        list,
+        "hf and function: names of subclasses of torch.nn.Linear that follow the recipe if they compute as it does",
+    )
 
     FOREIGN: ClassVar[tuple[str, ...]] = (
         "hf",
@@ -146,6 +150,7 @@ class ModelConfig(Section):
         "function",
         "options",
         "allow",
+        "reach",
     )
     """The fields that mean something where the model is not built in."""
 

@@ -65,11 +65,11 @@ def model_misfits(model: ModelConfig, written: Collection[str]) -> Iterator[Misf
         )
     elif model.hf is not None:
         yield from _unused_fields(
-            model, written, "hf", ("hf", "options", "allow", "pretrained")
+            model, written, "hf", ("hf", "options", "allow", "reach", "pretrained")
         )
     elif model.function is not None:
         yield from _unused_fields(
-            model, written, "function", ("function", "options", "allow")
+            model, written, "function", ("function", "options", "allow", "reach")
         )
     else:
         yield from _built_in_misfits(model)
@@ -109,6 +109,7 @@ def _built_in_misfits(model: ModelConfig) -> Iterator[Misfit]:
         (model.pretrained, "pretrained needs hf", None, "pretrained"),
         (model.options, "options needs hf or function", None, "options"),
         (model.allow, "allow needs hf or function", None, "allow"),
+        (model.reach, "reach needs hf or function", None, "reach"),
         (
             is_gpt and kv_heads,
             "architecture gpt takes no kv_heads",

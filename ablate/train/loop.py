@@ -24,7 +24,7 @@ import numpy as np
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
 from ablate.data.batches import batch, sequence_starts
-from ablate.layers.linear import weights_used_alone
+from ablate.layers.linear import weights_used_beside
 from ablate.models.custom_models import named
 from ablate.run.schedule import divergence_bound, learning_rate, plan_steps
 from ablate.train.evaluation import evaluate
@@ -55,7 +55,6 @@ TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 End = Literal["finished", "diverged", "interrupted"]
 READ_EVERY = 16
 """Steps after which a GPU's losses and norms are read at the latest."""
-_CALL_IT = "call the layer, or give it a rule of the recipe: layers: [{match: …, recipe: bf16}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +278,7 @@ class _Run:
             TakenStep(number=step, trainee=trainee, window=window, figures=figures)
         )
         if step == self.first_step:
-            self._refuse_unused_layers()
+            self._refuse_products_beside()
         if (
             not self.reads_late
             or self._has_row(trainee, step)
@@ -307,13 +306,12 @@ class _Run:
         state.step = step
         state.tokens = step * self.after_fork.plan.tokens_per_step
 
-    def _refuse_unused_layers(self) -> None:
-        # an expert may run only elsewhere
-        if self.config.model.is_built_in or self.group.size > 1:
+    def _refuse_products_beside(self) -> None:
+        if self.config.model.is_built_in:
             return
-        fault = weights_used_alone(self.after_fork.state)
+        fault = weights_used_beside(self.after_fork.state)
         if fault is not None:
-            raise UserError(f"{named(self.config.model)}: {fault}", hint=_CALL_IT)
+            raise UserError(f"{named(self.config.model)}: {fault}")
 
     def _read(self) -> None:
         """Read the figures of all steps since the last reading; raise if one diverged."""

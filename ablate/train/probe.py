@@ -17,7 +17,7 @@ import torch
 
 from ablate.backends.select import Selection
 from ablate.base.errors import UserError
-from ablate.layers.linear import quantised_layers
+from ablate.layers.linear import quantised_layers, weights_used_beside
 from ablate.layers.state import RecipeState
 from ablate.models.custom_models import build_network, describe_error, named
 from ablate.train.graphed import WARM_UP, WholeSteps, unproven, why_eager
@@ -66,6 +66,8 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
             raise UserError(
                 f"{named(config.model)} raised {describe_error(error)}", hint=hint
             ) from error
+    if fault := weights_used_beside(state):
+        raise UserError(f"{named(config.model)}: {fault}")
     for name, p in model.named_parameters():
         if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
             fault = f"no gradient reaches its parameter {name}"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import orthogonal
+from torch.overrides import _get_current_function_mode_stack
 
 from ablate.layers.linear import QuantLinear, quantised_layers
 from ablate.numerics import apply_recipe
@@ -245,15 +246,34 @@ def test_hooks_buffers_and_attributes_stay():
     )
 
 
-class Past(nn.Module):
-    """Reads the weight of its second layer past that layer."""
+def unbound(x, weight):
+    """As a kernel of one's own: torch shows no product with the weight."""
 
-    def __init__(self):
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, _weight):
+            ctx.save_for_backward(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy, dy.t() @ ctx.saved_tensors[0]
+
+    return Product.apply(x, weight)
+
+
+class Past(nn.Module):
+    """Uses the weight of its second layer past that layer, which it may call as well."""
+
+    def __init__(self, use, *, calls):
         super().__init__()
         self.first, self.second, self.idle = (nn.Linear(64, 64) for _ in range(3))
+        self.use, self.calls = use, calls
 
     def forward(self, x):
-        return F.linear(self.first(x), self.second.weight, self.second.bias)
+        x = self.first(x)
+        y = self.second(x) if self.calls else x
+        return y + self.use(x, self.second.weight, self.first.weight)
 
 
 class Sharing(nn.Sequential):
@@ -270,16 +290,95 @@ class Sharing(nn.Sequential):
         return self[1](self[0](x))
 
 
-def test_a_weight_that_is_read_past_its_layer_is_told_once():
-    high = FP4 | {"layers": [{"match": "second", "recipe": "bf16"}]}
-    for kind, recipe, count in ((Past, FP4, 1), (Past, high, 0), (Sharing, FP4, 0)):
-        model = kind()
-        state = apply_recipe(model, recipe)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+def no_gradient(x, w):
+    with torch.no_grad():
+        return x @ w.t()
+
+
+PRODUCTS = {
+    "transposed": (lambda x, w, _: x @ w.t(), "second"),
+    "cast": (
+        lambda x, w, _: F.linear(x.bfloat16(), w.to(torch.bfloat16)).float(),
+        "second",
+    ),
+    "einsum": (lambda x, w, _: torch.einsum("tk,nk->tn", x, w), "second"),
+    "part": (lambda x, w, _: (x @ w[:8].T).sum(), "second"),
+    "fused": (
+        lambda x, w, v: F.linear(x, torch.cat([w, v])).chunk(2, -1)[0],
+        "first, second",
+    ),
+}
+NO_PRODUCTS = {
+    "penalty": lambda _, w, __: (w @ w.t() - 1).norm() + w.norm() * w.square().sum(),
+    "table": lambda x, w, _: F.embedding(torch.arange(32), w) * x,
+    "without gradient": lambda x, w, _: no_gradient(x, w),
+    "decay": lambda x, w, _: x * w.abs().mean(),
+}  # fmt: skip
+
+
+def warned(model, recipe=FP4, **options):
+    """What two steps of training warn of."""
+    state = apply_recipe(model, recipe, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with torch.no_grad():
+                model(X)
+            model(X).square().mean().backward()
+            state.advance()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_with_a_weight_beside_its_layer_is_told_once_with_its_place(
+    name, calls
+):
+    use, layers = PRODUCTS[name]
+    (message,) = warned(Past(use, calls=calls))
+    file, _, line = message.partition(" ")[0].rpartition(":")
+    assert file == __file__
+    assert int(line) in {line for *_, line in use.__code__.co_lines()}
+    said = f" multiplies by the weight of {layers} itself, in high precision (call the layer"
+    assert said in message
+    kept = [{"match": f"{layer}", "recipe": "bf16"} for layer in layers.split(", ")]
+    if len(kept) == 1:
+        assert not warned(Past(use, calls=calls), FP4 | {"layers": kept}), "a rule"
+
+
+def test_what_is_no_product_with_a_weight_or_not_seen_by_torch():
+    for use in NO_PRODUCTS.values():
+        assert not warned(Past(use, calls=True))
+    assert not warned(Sharing())
+    (message,) = warned(Past(lambda x, w, _: unbound(x, w), calls=False))
+    assert message.startswith(
+        "code that never calls the layer multiplies by the weight of second"
+    )
+
+
+def test_only_the_first_pass_with_gradients_is_watched_and_a_failed_one_ends_the_watch():
+    model = Past(lambda x, w, _: x @ w.t(), calls=True)
+    state = apply_recipe(model, FP4)
+    with pytest.raises(ValueError, match="expected x"):
+        model(torch.ones(2, 3))
+    assert not _get_current_function_mode_stack()
+    model(X)
+    assert not state.beside
+    twin = Past(model.use, calls=True)
+    state = apply_recipe(twin, FP4)
+    copied = copy.deepcopy(twin)
+    copied(X)
+    assert (len(state.beside), len(copied.first.state.beside)) == (0, 1), "its own"
+
+
+def test_the_watch_compiles_nothing_twice():
+    model = nn.Sequential(Past(lambda x, w, _: x @ w.t(), calls=True))
+    state = apply_recipe(model, FP4)
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    parts = copy.deepcopy(model)
+    parts[0].compile(backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for compiled in (whole, parts):
             for _ in range(2):
-                model(X).square().mean().backward()
+                compiled(X).sum().backward()
                 state.advance()
-        assert [str(one.message)[:35] for one in caught] == [
-            "second got a gradient and never ran"
-        ] * count

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from ablate.backends import select
 from ablate.backends.device import Device
 from ablate.layers import linear
-from ablate.layers.linear import weights_used_alone
+from ablate.layers.linear import weights_used_beside
 from ablate.numerics import apply_recipe
 from ablate.recipes import LayerRecipe, read_recipe
 from tests.tensors import assert_same
@@ -117,7 +117,7 @@ def test_it_counts_as_a_layer_that_ran_and_as_the_start_of_training():
     state.step += 1
     assert "phases of the recipe stayed as at the start" in state.fault()
     state.tokens = 99
-    assert weights_used_alone(state) is None
+    assert weights_used_beside(state) is None
 
 
 @pytest.mark.usefixtures("on_a_cpu")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -45,6 +46,33 @@ class Past(Tiny):
     def forward(self, tokens):
         x, past = self.layers[0](self.table(tokens)), self.layers[1]
         return self.lm_head(nn.functional.linear(x, past.weight, past.bias))
+
+
+class Beside(Tiny):
+    def forward(self, tokens):
+        x = self.layers[0](self.layers[1](self.table(tokens)))
+        return self.lm_head(x + x @ self.layers[1].weight.t())
+
+
+class PlainSub(nn.Linear):
+    pass
+
+
+class Half(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def beside(*, vocab_size, seq_len):
+    return Beside(vocab_size)
+
+
+def subclasses(*, vocab_size, seq_len, half=False):
+    model = Tiny(vocab_size)
+    model.layers[0] = PlainSub(64, 64)
+    if half:
+        model.layers[1] = Half(64, 64)
+    return model
 
 
 def build(*, vocab_size, seq_len, width=64, dropout=0.0):
@@ -342,13 +370,47 @@ def test_what_no_recipe_reaches_is_refused_in_a_run_unless_allowed(config, funct
     assert (coverage.out_of_reach, coverage.count("wgrad")) == (("mixing",), 2)
 
 
-def test_a_weight_that_is_read_past_its_layer_ends_a_run_but_for_a_rule(config, tokens):
-    with pytest.raises(
-        UserError, match=r"mine.py:past: layers.1 got a gradient and never ran"
-    ):
-        train(config("past"), print, tokens=tokens)
+@pytest.mark.parametrize("name", ["past", "beside"])
+def test_a_product_with_a_weight_beside_its_layer_ends_a_run_and_a_dry_run(
+    config, tokens, name
+):
+    line = 1 + next(
+        index
+        for index, text in enumerate(MINE.splitlines())
+        if {"past": "past.weight", "beside": "weight.t()"}[name] in text
+    )
+    said = rf"mine.py:{name}: \S*mine.py:{line} multiplies by the weight of layers.1 itself, in high"
+    with pytest.raises(UserError, match=said):
+        train(config(name), print, tokens=tokens)
+    with pytest.raises(UserError, match=said):
+        dry_run(config(name))
     high = ALL | {"layers": [{"match": "layers.1", "recipe": "bf16"}]}
-    assert train(config("past", recipe=high), print, tokens=tokens).state == "finished"
+    assert train(config(name, recipe=high), print, tokens=tokens).state == "finished"
+
+
+def test_a_study_names_subclasses_of_linear_that_follow_the_recipe(config, function):
+    def model(**keys):
+        return {"function": function("subclasses"), **keys}
+
+    with pytest.raises(ValueError, match="reach") as caught:
+        assemble(config(model()), "cpu")
+    assert "by model.reach: [PlainSub], in code by reach=[PlainSub]" in str(
+        caught.value
+    )
+    for name in ("PlainSub", re.search(r"\((\S+)\), which may", str(caught.value))[1]):
+        reached = config(model(reach=[name]))
+        assert dry_run(reached).linear_layers == 3
+        assert assemble(reached, "cpu").state.coverage.count("wgrad") == 2
+        (layer, *_) = outline(reached.model, vocab_size=256, seq_len=32).layers
+        assert layer.name == "layers.0"
+    said = (
+        r"model \S*mine.py:subclasses: reach: 'PlainSup' .* \(did you mean 'PlainSub'"
+    )
+    with pytest.raises(UserError, match=said):
+        outline(ModelConfig(**model(reach=["PlainSup"])), vocab_size=256, seq_len=32)
+    both = config(model(reach=["PlainSub", "Half"]), options={"half": True})
+    with pytest.raises(ValueError, match="Half computes something else: its y differs"):
+        assemble(both, "cpu")
 
 
 SHAPE = r"returned logits \[{}\] \(expected \[sequences, positions, vocab_size\], here \[\d+, 32, 64\]\)"
