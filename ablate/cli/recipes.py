@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -78,11 +78,14 @@ def _show_flags(name: str, stack: str, *, as_json: bool) -> None:
         raise UserError(f"recipe '{name}': {error}") from None
     if fault := flags.too_old():
         raise UserError(f"recipe '{name}': {fault}")
+    if flags.reads_recipe:
+        flags = replace(flags, env={"ABLATE_RECIPE": name, **flags.env})
     words = [f"{variable}={value}" for variable, value in flags.env.items()]
     words += flags.args
     lines = [shlex.join(words) or "(no flags)", f"# read in {flags.read_in}"]
     for package, first in flags.needs.items():
         lines.append(f"# works from {package} {first} on")
+    lines += [f"# {note}" for note in flags.notes]
     lines += [f"# its log must hold: {pattern}" for pattern in flags.expect]
     lines += [f"# its log must not hold: {pattern}" for pattern in flags.refuse]
     deliver(asdict(flags), lines, as_json=as_json)

@@ -2,6 +2,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from ablate.recipes import PRESETS
+from ablate.recipes.stacks import STACKS
 from tests.cli.command import ablate
 
 
@@ -14,6 +15,16 @@ def test_a_recipe_is_shown_with_its_source_and_as_a_study_writes_it(tmp_path, na
         "in full:\n"
     )[1]
     assert YAML(typ="safe").load(written)["recipe"] == preset.written
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_two_recipes_never_have_the_same_flags(stack, tmp_path):
+    names = {preset.recipe: name for name, preset in PRESETS.items()}
+    lines = []
+    for name in names.values():
+        answer = ablate("recipes", name, "--for", stack, cwd=tmp_path)
+        lines.append((answer.out or answer.err).partition("\n")[0])
+    assert len(set(lines)) == len(lines)
 
 
 def test_flags_of_a_trainer_come_with_what_its_log_must_hold(tmp_path):

@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ablate.recipes.describe import describe_place
 from ablate.recipes.policy import GEMMS
 from ablate.recipes.short import read_recipe
 
 if TYPE_CHECKING:
-    from ablate.recipes.policy import LayerRecipe, OperandPolicy, Recipe
+    from collections.abc import Iterable, Iterator
+
+    from ablate.recipes.policy import LayerRecipe, LayerRule, OperandPolicy, Recipe
 
 Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 """Kinds of TransformerEngine's quantisers."""
@@ -49,6 +52,8 @@ class Flags:
     expect: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
     needs: dict[str, str] = field(default_factory=dict)
+    reads_recipe: bool = False
+    notes: tuple[str, ...] = ()
     read_in: str
 
     def too_old(self, stated: str = "") -> str | None:
@@ -78,116 +83,136 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         ValueError: the stack cannot express the recipe; says why, and what comes nearest.
     """
     table = _table(stack)
+    entry, differences = _nearest(recipe, table["recipes"])
     factory = table.get("factory")
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
-        return _flags(factory, factory["args"], table)
-    entry = _entry(recipe, table)
-    args = [
-        *entry.get("args", []),
-        *_args_of_rules(recipe, table),
-        *_args_of_resets(recipe, table, steps),
-    ]
-    return _flags(entry, args, table)
-
-
-def _entry(recipe: Recipe, table: dict[str, Any]) -> dict[str, Any]:
-    """Find the entry of a table that has the six operands of a recipe, or the table's factory for others."""
-    differences = []
-    for entry in table["recipes"]:
-        fields = _differences(recipe, entry["read"])
-        if not fields:
-            return dict(entry)
-        differences.append((entry, fields))
-    reason = f"{table['title']} cannot express it"
-    if "factory" in table:
+        is_its_own = not (differences or recipe.phases)
+        notes = entry.get("notes", []) if is_its_own else []
+        return _flags(factory, factory["args"], table, notes)
+    lacking = _lacking(recipe, table, steps)
+    if differences and factory is not None:
         try:
             te_quantizers(recipe)
-            return dict(table["factory"])
+            entry = factory
+            differences = {}
         except ValueError as error:
-            reason = str(error)
-    nearest, fields = min(differences, key=lambda pair: len(pair[1]))
-    listed = ", ".join(fields[:4])
-    if len(fields) > 4:
-        listed += ", …"
-    written = nearest["recipe"]
-    if not isinstance(written, str):
-        written = json.dumps(written)
-    raise ValueError(
-        f"{reason}; the nearest that it can is {written}, which differs in {listed}"
+            lacking = [f"the operands ({error})", *lacking]
+    elif differences:
+        lacking = [*_listed(differences), *lacking]
+    if lacking:
+        nearest = "the operands"
+        if differences:
+            nearest = json.dumps(entry["recipe"]).strip('"')
+        raise ValueError(
+            f"{table['title']} has flags for {nearest}, but none for {'; '.join(lacking)}"
+        )
+    return _flags(
+        entry, [*entry.get("args", []), *_more_args(recipe, table, steps)], table
     )
 
 
-def _args_of_rules(recipe: Recipe, table: dict[str, Any]) -> list[str]:
-    title = table["title"]
+def _nearest(
+    recipe: Recipe, entries: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """Return the entry with the fewest differences, and these; another format counts as a hundred."""
+    pairs = [(entry, _differences(recipe, entry["read"])) for entry in entries]
+    return min(
+        pairs, key=lambda pair: sum(100 ** key.endswith("format") for key in pair[1])
+    )
+
+
+def _lacking(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
+    """List what has no flag in a recipe besides its operands."""
+    lacking = []
     if recipe.phases:
-        raise ValueError(
-            f"{title} has no switch in mid-run; the nearest is two arms, the second with fork:"
+        lacking.append("a switch in mid-run")
+    rules = recipe.rules
+    if len(rules) > 1 or not all(map(_is_of_ends, rules)):
+        places = "; ".join(map(describe_place, rules))
+        lacking.append(
+            f"rules on {places} (one on the first n and the last n blocks in bf16 has)"
         )
-    if not recipe.rules:
-        return []
-    rule = recipe.rules[0]
-    is_named = rule.match or rule.role or rule.head
-    is_share = type(rule.last) is not int
-    if (
-        len(recipe.rules) > 1
-        or is_named
-        or is_share
-        or not rule.recipe.is_high_precision
-    ):
-        raise ValueError(
-            f"{title} has flags for the first n and the last n blocks in BF16; other rules are for a "
-            "--te-precision-config-file of your own"
-        )
-    return [
-        word.format(first=rule.first, last=rule.last)
-        for word in table["blocks"]["args"]
-    ]
-
-
-def _args_of_resets(
-    recipe: Recipe, table: dict[str, Any], steps: int | None
-) -> list[str]:
     resets = recipe.deoscillate
     if resets is None:
-        return []
+        return lacking
     if "deoscillate" not in table:
-        raise ValueError(f"{table['title']} does not reset oscillating weights")
+        return [*lacking, "resets of oscillating weights"]
     if resets.snapshots != "fp32":
-        raise ValueError(
-            f"{table['title']} as read ({table['read_in']}) compares weights in fp32"
+        lacking.append("snapshots in bf16")
+    if resets.from_tokens:
+        lacking.append("resets from a count of tokens on (from_fraction has one)")
+    if resets.from_fraction and steps is None:
+        lacking.append(
+            "resets from a part of unknown steps on (`ablate plan` knows a study's)"
         )
-    if steps is None or resets.from_tokens:
-        message = "the step at which the resets begin is not known (from_fraction of the run's steps is)"
-        raise ValueError(message)
-    values = {
-        "start_step": round((resets.from_fraction or 0) * steps),
-        "window": resets.window,
-        "threshold": resets.threshold,
-    }
-    return [word.format(**values) for word in table["deoscillate"]["args"]]
+    return lacking
 
 
-def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Flags:
+def _is_of_ends(rule: LayerRule) -> bool:
+    """Whether a rule keeps a number of first and of last blocks in high precision, and nothing else."""
+    is_named = rule.match or rule.role or rule.head
+    is_counted = type(rule.last) is int
+    return is_counted and not is_named and rule.recipe.is_high_precision
+
+
+def _more_args(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
+    """List the arguments for the first and last blocks and for the resets."""
+    words: list[str] = []
+    for rule in recipe.rules:
+        texts = table.get("blocks", {"args": []})["args"]
+        words += [text.format(first=rule.first, last=rule.last) for text in texts]
+    resets = recipe.deoscillate
+    if resets is not None:
+        start = round((resets.from_fraction or 0) * (steps or 0))
+        texts = table["deoscillate"]["args"]
+        words += [text.format(start_step=start, **vars(resets)) for text in texts]
+    return words
+
+
+def _flags(
+    entry: dict[str, Any],
+    args: list[str],
+    table: dict[str, Any],
+    notes: Iterable[str] = (),
+) -> Flags:
     return Flags(
         args=tuple(args),
         env=entry.get("env", {}),
         expect=tuple(entry.get("expect", ())),
         refuse=tuple(entry.get("refuse", ())),
         needs=entry.get("needs", {}),
+        reads_recipe=entry is table.get("factory"),
+        notes=(*entry.get("notes", ()), *notes),
         read_in=entry.get("read_in", table["read_in"]),
     )
 
 
-def _differences(recipe: LayerRecipe, other: LayerRecipe) -> list[str]:
-    """List the fields of the six operands that differ, such as ``wgrad.dy.rounding``."""
-    names = []
+def _differences(recipe: LayerRecipe, other: LayerRecipe) -> dict[str, tuple[Any, Any]]:
+    """Map the fields of the six operands that differ, such as ``wgrad.dy.rounding``, to both values.
+
+    Of an operand in another format the format alone.
+    """
+    differences = {}
     pairs = zip(recipe.operands(), other.operands(), strict=True)
     for (gemm, operand, policy), (_, _, other_policy) in pairs:
         for name, value in vars(policy).items():
-            if value != getattr(other_policy, name):
-                names.append(f"{gemm}.{operand}.{name}")
-    return names
+            other_value = getattr(other_policy, name)
+            if value != other_value:
+                differences[f"{gemm}.{operand}.{name}"] = (value, other_value)
+            if name == "format" and value != other_value:
+                break
+    return differences
+
+
+def _listed(differences: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+    """Yield differences by field and values, e.g. ``block 1x32 on fprop.w, dgrad.w (it has 32x32)``."""
+    groups: dict[str, list[str]] = {}
+    for place, (value, other_value) in differences.items():
+        operand, _, name = place.rpartition(".")
+        groups.setdefault((f"{name} {value}", other_value), []).append(operand)
+    for (wanted, other_value), operands in groups.items():
+        yield f"{wanted} on {', '.join(operands)} (there {other_value})"
 
 
 @cache
@@ -228,8 +253,16 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
         ValueError: an operand that TransformerEngine's quantisers cannot express.
     """
     quantizers = {}
+    faults: dict[str, list[str]] = {}
     for gemm, operand, policy in recipe.operands():
-        quantizers[f"{gemm}.{operand}"] = _quantizer(f"{gemm}.{operand}", policy)
+        place = f"{gemm}.{operand}"
+        try:
+            quantizers[place] = _quantizer(place, policy)
+        except ValueError as error:
+            faults.setdefault(str(error), []).append(place)
+    if faults:
+        listed = [f"{fault} on {', '.join(faults[fault])}" for fault in faults]
+        raise ValueError(f"TransformerEngine has no {'; '.join(listed)}")
     x = quantizers["wgrad.x"]
     is_original = recipe.wgrad.right.source == "high_precision"
     if x.row_scaled and (x != quantizers["fprop.x"] or x.four_six or not is_original):
@@ -255,27 +288,24 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
 
 
 def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
-    """Translate one operand."""
-
-    def refused(message: str) -> ValueError:
-        return ValueError(f"TransformerEngine has no {message} on {where}")
-
+    """Translate one operand; a ``ValueError`` names what TransformerEngine lacks."""
     low = not policy.is_high_precision
-    if policy.format == "fp16":
-        raise refused("fp16")
+    if policy.format not in ("bf16", *get_args(Kind)):
+        raise ValueError(policy.format)
     # It dequantises rows into the tensor's own dtype, bf16, before it makes columns of them.
     if low and policy.source == "forward":
-        raise refused(
+        raise ValueError(
             "operand that is quantised from the exact forward values (source: forward_bf16 is its way)"
         )
+    if policy.mask or policy.permute:
+        raise ValueError("mask or permutation")
     if (
         policy.rounding not in ("nearest", "stochastic", "stochastic_8bit")
         or policy.prescale != 1.0
-        or policy.mask
     ):
-        raise refused(f"rounding '{policy.rounding}' with prescale {policy.prescale:g}")
-    if policy.permute:
-        raise refused("permutation")
+        raise ValueError(
+            f"rounding '{policy.rounding}' with prescale {policy.prescale:g}"
+        )
     if policy.format == "nvfp4":
         rule = policy.scale_rule
         by_row = rule.outer == "row"
@@ -283,7 +313,7 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             "tensor",
             "row",
         ):
-            raise refused(f"scale '{policy.scale}'")
+            raise ValueError(f"scale '{policy.scale}'")
         is_wgrad = where.startswith("wgrad")
         rht = (
             policy.hadamard == 16
@@ -292,13 +322,13 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             and is_wgrad
         )
         if policy.hadamard and not rht:
-            raise refused(
+            raise ValueError(
                 f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
             )
         if by_row and where not in ("fprop.x", "wgrad.x"):
-            raise refused("row scale")
+            raise ValueError("row scale")
         if policy.scale != "two_level" and (rht or policy.is_stochastic):
-            raise refused(
+            raise ValueError(
                 f"Hadamard or stochastic rounding beside scale '{policy.scale}'"
             )
         return Quantizer(
@@ -312,13 +342,13 @@ def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
             else None,
         )
     if policy.hadamard or policy.is_stochastic:
-        raise refused(f"Hadamard or stochastic rounding in {policy.format}")
+        raise ValueError(f"Hadamard or stochastic rounding in {policy.format}")
     if policy.format == "bf16":
         return Quantizer()
     if policy.format == "mxfp8" and policy.scale == "rceil" and policy.block == "1x32":
         return Quantizer(kind="mxfp8")
     if policy.format in ("fp8_e4m3", "fp8_e5m2") and policy.scale == "tensor":
         return Quantizer(kind=policy.format)
-    raise refused(
+    raise ValueError(
         f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'"
     )
