@@ -120,11 +120,13 @@ def damaged(content: bytes, kind: str, draw: random.Random) -> bytes | None:
         if kind == "digit"
         else []
     )
-    at = draw.choice(digits) if digits else draw.randrange(len(content))
-    new = content[at] ^ 1 << draw.randrange(8)
+    position = draw.choice(digits) if digits else draw.randrange(len(content))
+    new = content[position] ^ 1 << draw.randrange(8)
     if digits:
-        new = draw.choice([digit for digit in b"0123456789" if digit != content[at]])
-    return content[:at] + bytes([new]) + content[at + 1 :]
+        new = draw.choice(
+            [digit for digit in b"0123456789" if digit != content[position]]
+        )
+    return content[:position] + bytes([new]) + content[position + 1 :]
 
 
 def without_progress(report: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.keep or Path(name)
         folder.mkdir(exist_ok=True)
-        found: dict[str, Counter[str]] = {}
+        outcomes: dict[str, Counter[str]] = {}
         for study, half in (("finished", False), ("half-done", True)):
             there = StudyStore(folder / study / "runs" / "damaged")
             store = (
@@ -206,7 +208,7 @@ def main() -> None:
                 if path.is_file() and path.stat().st_size and path.suffix != ".log"
                 and path.relative_to(store.path).parts[0] not in ("report", "mirror")
             )  # fmt: skip
-            ends = found[study] = Counter()
+            ends = outcomes[study] = Counter()
             for turn in range(arguments.damages // 2):
                 path, kind = (
                     files[turn % len(files)],
@@ -237,7 +239,7 @@ def main() -> None:
             for path in (folder / "finished" / "runs" / "tokens").glob("*/meta.json")
         )
         load(tokens)
-        ends = found["tokens"] = Counter()
+        ends = outcomes["tokens"] = Counter()
         for turn in range(max(len(KINDS) * 3, arguments.damages // 20)):
             path, kind = (
                 sorted(tokens.iterdir())[turn % 3],
@@ -248,7 +250,7 @@ def main() -> None:
             path.unlink() if left is None else path.write_bytes(left)
             ends[end_of_tokens(tokens)] += 1
             path.write_bytes(content)
-        ends = {study: dict(ends) for study, ends in found.items()}
+        ends = {study: dict(ends) for study, ends in outcomes.items()}
         print(json.dumps({**ends, "seconds": round(time.perf_counter() - started)}))
 
 

@@ -333,14 +333,14 @@ def part_of(
     name: str, findings: Callable[[Task], Iterator[CheckFinding]], task: Task
 ) -> CheckedPart:
     """Run a part until its time is over; print each finding when it comes."""
-    found: list[CheckFinding] = []
+    done_findings: list[CheckFinding] = []
     state: State = "passed"
     why = None
     try:
         if time.monotonic() >= task.ends:
             raise TimeoutError  # noqa: TRY301  as a part does that has begun
         for finding in findings(task):
-            found.append(finding)
+            done_findings.append(finding)
             check = (
                 f"{finding.check} ({finding.backend})"
                 if finding.backend
@@ -355,16 +355,16 @@ def part_of(
     except Skip as reason:
         state, why = "skipped", str(reason)
     except Exception as error:  # a program that failed: the other parts still run
-        found.append(
+        done_findings.append(
             CheckFinding(check="program", result="failed", detail=with_type(error))
         )
-    results = {finding.result for finding in found}
+    results = {finding.result for finding in done_findings}
     if "failed" in results:
         state = "failed"
     elif results == {"skipped"} and state == "passed":
-        state, why = "skipped", found[0].detail
+        state, why = "skipped", done_findings[0].detail
     print(f"{state}: {name}{f' ({why})' if why else ''}", flush=True)
-    return CheckedPart(name=name, state=state, why=why, findings=tuple(found))
+    return CheckedPart(name=name, state=state, why=why, findings=tuple(done_findings))
 
 
 def main() -> int:

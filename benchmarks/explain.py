@@ -61,8 +61,8 @@ def main() -> None:
     predicted = energies @ costs
     rng = np.random.default_rng(0)
     samples = [
-        nnls(energies[at], cost[at])[0]
-        for at in rng.integers(0, len(cost), (DRAWS, len(cost)))
+        nnls(energies[index], cost[index])[0]
+        for index in rng.integers(0, len(cost), (DRAWS, len(cost)))
     ]
     share = 1 - float(
         np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2)
@@ -81,9 +81,9 @@ def main() -> None:
             f"{part} in {gemm}: {math.expm1(0.01 * costs[place]):6.1%} [{low:.1%}, {high:.1%}]"
         )
     print(f"\n{'arm':32} {'token cost':>10} {'predicted':>10}")
-    for at in np.argsort(cost):
+    for index in np.argsort(cost):
         print(
-            f"{names[at]:32} {math.expm1(cost[at]):>10.1%} {math.expm1(predicted[at]):>10.1%}"
+            f"{names[index]:32} {math.expm1(cost[index]):>10.1%} {math.expm1(predicted[index]):>10.1%}"
         )
 
 
@@ -91,28 +91,28 @@ def read(store: StudyStore) -> dict[str, Point]:
     """Return the arms of a study by the id of their first run: a run that studies share counts once."""
     analysis = analyse(load_frames(store))
     diagnosed = {arm.arm: arm for arm in diagnose_study(store, analysis)[0]}
-    found = {}
+    products = {}
     for arm in analysis.others:
         if arm.name not in diagnosed or arm.token_cost.figure is None:
             continue
         fixed, drawn = dict.fromkeys(GEMMS, 0.0), dict.fromkeys(GEMMS, 0.0)
-        for one in diagnosed[arm.name].gemms:
-            energy = (one.relative_error.estimate or 0.0) ** 2
+        for gemm in diagnosed[arm.name].gemms:
+            energy = (gemm.relative_error.estimate or 0.0) ** 2
             share = (
                 1.0
-                if one.draws == 1
-                else min(max(one.bias_share.estimate or 0.0, 0.0), 1.0)
+                if gemm.draws == 1
+                else min(max(gemm.bias_share.estimate or 0.0, 0.0), 1.0)
             )
-            shrunk = (1 - (one.gain.estimate or 1.0)) ** 2
-            fixed[one.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
-            drawn[one.gemm] = energy * (1 - share)  # type: ignore[index]
-        found[arm.runs[0].run_id] = Point(
+            shrunk = (1 - (gemm.gain.estimate or 1.0)) ** 2
+            fixed[gemm.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
+            drawn[gemm.gemm] = energy * (1 - share)  # type: ignore[index]
+        products[arm.runs[0].run_id] = Point(
             arm.name,
             arm.token_cost.figure.value,
             tuple(fixed.values()),
             tuple(drawn.values()),
         )
-    return found
+    return products
 
 
 if __name__ == "__main__":

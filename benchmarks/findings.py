@@ -111,8 +111,10 @@ def rebuild(storage: Path) -> None:
         for arm in arms:
             config = plan.arm(arm.name).config
             for run in arm.runs:
-                own = evals[evals["run_id"] == run.id]
-                write_run(store.run(run.id), asdict(config.with_seed(run.seed)), own)
+                run_evals = evals[evals["run_id"] == run.id]
+                write_run(
+                    store.run(run.id), asdict(config.with_seed(run.seed)), run_evals
+                )
 
 
 def write_run(run: RunDir, config: dict[str, Any], evals: pd.DataFrame) -> None:
@@ -144,9 +146,9 @@ def fill_pages(options: argparse.Namespace, storage: Path) -> int:
     ):
 
         def fill(match: re.Match[str]) -> str:
-            study, what, *settings = shlex.split(match[2])
+            study, kind, *settings = shlex.split(match[2])
             body, drawn = block(
-                storage, study, what, dict(one.split("=", 1) for one in settings)
+                storage, study, kind, dict(one.split("=", 1) for one in settings)
             )
             files.update(drawn)
             return f"{match[1]}{body}\n{match[4]}"
@@ -186,14 +188,14 @@ def block(
         table = cost_places(storage, study, baseline, settings["after"])
     elif what == "contrasts":
         table = contrasts(
-            storage, study, [one.split(":") for one in settings["of"].split(";")]
+            storage, study, [pair.split(":") for pair in settings["of"].split(";")]
         )
     elif what.startswith("figure="):
         name = what.partition("=")[2]
         drawing = next(
-            one
-            for one in draw_figures(read(storage, study, baseline))
-            if one.name == name
+            figure
+            for figure in draw_figures(read(storage, study, baseline))
+            if figure.name == name
         )
         return as_figure(drawing, (study, baseline, name))
     else:
@@ -216,10 +218,10 @@ def cost_places(storage: Path, study: str, baseline: str | None, after: str) -> 
     frames = load_frames(StudyStore(storage / study))
     places = [int(number) for number in after.split(",")]
     targets = [target_after(frames, place) for place in places]
-    found = [read(storage, study, baseline, target) for target in targets]
+    analyses = [read(storage, study, baseline, target) for target in targets]
     costs = [
         {arm.name: words.cost(arm.token_cost) for arm in analysis.others}
-        for analysis in found
+        for analysis in analyses
     ]
     heads = (
         f"After {words.tokens(place)} tokens ({target:.3f})"
@@ -229,7 +231,7 @@ def cost_places(storage: Path, study: str, baseline: str | None, after: str) -> 
         name="targets",
         title="Targets",
         caption=(
-            f"Token cost over {found[0].baseline}, with its 95 % interval, at the loss (nats/token, in "
+            f"Token cost over {analyses[0].baseline}, with its 95 % interval, at the loss (nats/token, in "
             "brackets) that the study's baseline reaches after so many tokens. The same runs in all columns."
         ),
         columns=("Arm", *heads),

@@ -50,8 +50,8 @@ def mlperf(folder: Path, target: float = 3.3) -> list[Study]:
         run = read_mllog(path, [])
         if run is None:
             continue
-        at, loss = zip(*run.evals, strict=True)
-        if crossing := find_crossing(at, loss, target):
+        tokens, loss = zip(*run.evals, strict=True)
+        if crossing := find_crossing(tokens, loss, target):
             own = logs.setdefault(str(path.parent), {})
             own[len(own)] = float(np.log(crossing[1]))
     return [(logs, baseline) for baseline in logs]

@@ -151,10 +151,10 @@ def time_tiles(x: Tensor, copy_ms: float, tiles: list[Tile], processes: int) -> 
             text = f"{ms / copy_ms:.2f} {tile[0]}×{tile[1]}/{tile[2]}"
             ratios.setdefault((name, axes), []).append((ms, text))
     print("best tiles, rows × columns / warps:")
-    for (name, axes), found in ratios.items():
+    for (name, axes), pairs in ratios.items():
         axis = next(axis for axis, some in AXES.items() if some == axes)
         print(
-            f"{name:<32} {axis:<7} {', '.join(text for _, text in sorted(found)[:5])}",
+            f"{name:<32} {axis:<7} {', '.join(text for _, text in sorted(pairs)[:5])}",
             flush=True,
         )
 

@@ -73,10 +73,10 @@ def kill_until_done(
                     + (draw.uniform(0.02, 0.35) if kills < wanted else 1e9),
                 )
         for seed, (pid, due) in list(live.items()):
-            done, _ = os.waitpid(pid, os.WNOHANG)
-            if not done and time.monotonic() < due:
+            ended_pid, _ = os.waitpid(pid, os.WNOHANG)
+            if not ended_pid and time.monotonic() < due:
                 continue
-            if not done:
+            if not ended_pid:
                 os.kill(pid, signal.SIGKILL)
                 wait_for(pid)
                 kills += 1
@@ -91,18 +91,18 @@ def points_in_mlflow(uri: str, study: str) -> dict[str, list[tuple[str, int, flo
 
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(study)
-    found = {}
+    ends = {}
     for run in client.search_runs([experiment.experiment_id]):
         key = run.data.tags.get("ablate.run_id")
         if key is None:
             continue
-        assert key not in found, "a run is in MLflow twice"
-        found[key] = sorted(
+        assert key not in ends, "a run is in MLflow twice"
+        ends[key] = sorted(
             (name, point.step, point.value)
             for name in ("train_loss", "val_loss")
             for point in client.get_metric_history(run.info.run_id, name)
         )
-    return found
+    return ends
 
 
 def points_in_store(run) -> list[tuple[str, int, float]]:  # noqa: ANN001

@@ -67,13 +67,13 @@ def main() -> None:
             "--layers",
             str(args.layers),
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--recipe", json.dumps(recipe)],
             capture_output=True,
             text=True,
             check=True,
         )
-        mib = float(done.stdout.splitlines()[-1])
+        mib = float(process.stdout.splitlines()[-1])
         base = base or mib
         print(f"{name:<32} {mib:8.0f} MiB  {mib / base:5.2f} x bf16", flush=True)
 

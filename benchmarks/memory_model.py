@@ -207,16 +207,16 @@ def _peak_bytes(work: Callable[[], object]) -> int:
 def _changes(events: list[Any]) -> list[tuple[int, int]]:
     """Return (time, bytes) of every allocation, and with a minus of every end of one."""
     changes = []
-    left = list(events)
-    while left:
-        event = left.pop()
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
         found = [child for child in event.children if child.tag == _ALLOCATION]
         if event.name in ("aten::mm", "aten::addmm", "aten::bmm"):
             found = _lasting(found)
         changes += [
             (child.start_time_ns, child.extra_fields.alloc_size) for child in found
         ]
-        left += [child for child in event.children if child.tag != _ALLOCATION]
+        waiting += [child for child in event.children if child.tag != _ALLOCATION]
     return changes
 
 

@@ -279,14 +279,14 @@ def transformer_engine(path: Path) -> Iterator[Case]:
 
     def fp8(tile: tuple[int, int], powers: bool) -> Any:
         def of(x: Tensor) -> Theirs:
-            found = blockwise.BlockwiseQuantizerReference().quantize(
+            quantised = blockwise.BlockwiseQuantizerReference().quantize(
                 x,
                 torch.float8_e4m3fn,
                 pow_2_scales=powers,
                 quant_tile_shape=tile,
                 munge_scale_shapes=False,
             )
-            return Theirs(elements=found.data.float(), scales=found.scale)
+            return Theirs(elements=quantised.data.float(), scales=quantised.scale)
 
         return of
 
@@ -313,8 +313,8 @@ def alto(path: Path) -> Iterator[Case]:
         package(name, path.joinpath(*name.split(".")))
     package("alto.kernels.fp4.fp4_common", path / "alto/kernels/fp4/fp4_common")
     for part in ("triton_fp4_ops", "ue5m3_ops"):
-        found = importlib.import_module(f"alto.kernels.fp4.fp4_common.{part}")
-        vars(sys.modules["alto.kernels.fp4.fp4_common"]).update(vars(found))
+        module = importlib.import_module(f"alto.kernels.fp4.fp4_common.{part}")
+        vars(sys.modules["alto.kernels.fp4.fp4_common"]).update(vars(module))
 
     def load(part: str) -> Any:
         name = f"alto_tests_{part}"
@@ -375,10 +375,12 @@ def torchao(path: Path) -> Iterator[Case]:
     def run(block: str, rotated: bool = False) -> Any:
         def of(x: Tensor) -> Theirs:
             source = reference.reference_rht(x.t().contiguous()) if rotated else x
-            found = reference.nvfp4_reference_quantize(
+            quantised = reference.nvfp4_reference_quantize(
                 source, source.float().abs().max(), block=block
             )
-            return Theirs(elements=e2m1(found.codes), scales=found.scales.float())
+            return Theirs(
+                elements=e2m1(quantised.codes), scales=quantised.scales.float()
+            )
 
         return of
 
@@ -395,10 +397,10 @@ def microxcaling(path: Path) -> Iterator[Case]:
 
     def run(rounding: str, fmt: str = "fp4_e2m1") -> Any:
         def of(x: Tensor) -> Theirs:
-            done = ops._quantize_mx(  # noqa: SLF001
+            quantised = ops._quantize_mx(  # noqa: SLF001
                 x.float(), 8, elem_format=fmt, axes=[-1], block_size=32, round=rounding
             )
-            return Theirs(values=done)
+            return Theirs(values=quantised)
 
         return of
 

@@ -100,12 +100,14 @@ def main() -> None:
         mirror = start_mirror(store.path, uri)
         execute_study(store, requests, on_poll=on_poll)
         executed = time.perf_counter()
-        left = mirror.stop()
+        mirrored = mirror.stop()
         end = time.perf_counter()
         memory_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         write_report(store)
         reported = time.perf_counter()
-    assert left.complete, f"{len(left.unsent)} runs not sent: {left.problem}"
+    assert mirrored.complete, (
+        f"{len(mirrored.unsent)} runs not sent: {mirrored.problem}"
+    )
     per_run = (end - first_poll[0]) / args.runs
     print(
         f"{args.runs} empty runs: Ray's start and the first workers {first_poll[0] - start:.1f} s"

@@ -69,11 +69,13 @@ if __name__ == "__main__":
             if (arm := arm_of(run)) is not None:
                 losses[arm].setdefault((run["N"], run["D"]), run["final_loss"])
     bf16 = losses.pop("bf16")
-    for arm, own in losses.items():
+    for arm, arm_losses in losses.items():
         gaps = [
-            loss - bf16[setting] for setting, loss in own.items() if setting in bf16
+            loss - bf16[setting]
+            for setting, loss in arm_losses.items()
+            if setting in bf16
         ]
-        found = mean_interval(gaps)
+        interval = mean_interval(gaps)
         print(
-            f"{arm}: {found.estimate:.4f} [{found.low:.4f}, {found.high:.4f}] nats, {len(gaps)} settings"
+            f"{arm}: {interval.estimate:.4f} [{interval.low:.4f}, {interval.high:.4f}] nats, {len(gaps)} settings"
         )

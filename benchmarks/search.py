@@ -137,25 +137,25 @@ def main() -> None:
         default=0.002,
         help="standard deviation in nats per token",
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     values = {name: truth(cells[0]) for name, cells in recipes().items()}
     size = len(true_front(values))
     print(
-        f"{len(values)} recipes, {size} on the true front, noise {given.noise:g} nats/token"
+        f"{len(values)} recipes, {size} on the true front, noise {options.noise:g} nats/token"
     )
     print("| trials | sampler | whole front found | share of the front | hypervolume |")
     print("|---:|---|---:|---:|---:|")
-    for trials in given.trials:
+    for trials in options.trials:
         for sampler in ("tpe", "random"):
             found = [
-                repeat(sampler, trials, given.noise, number)
-                for number in range(given.repeats)
+                repeat(sampler, trials, options.noise, number)
+                for number in range(options.repeats)
             ]
             whole = sum(count == size for count, _ in found)
             part = sum(count for count, _ in found) / len(found) / size
             area = sum(ratio for _, ratio in found) / len(found)
-            times = f"{whole} of {given.repeats}"
+            times = f"{whole} of {options.repeats}"
             print(f"| {trials} | {sampler} | {times} | {part:.0%} | {area:.3f} |")
 
 

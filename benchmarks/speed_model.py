@@ -127,9 +127,9 @@ class TimedStep:
     @property
     def time(self) -> TokenTime:
         """The modelled time of a token on the hardware of the measurement."""
-        found = token_time(self.work, self.recipe, self.hardware)
-        assert found is not None  # measured there, so it has every unit
-        return found
+        time = token_time(self.work, self.recipe, self.hardware)
+        assert time is not None  # measured there, so it has every unit
+        return time
 
     @property
     def deviation(self) -> float:
@@ -418,10 +418,8 @@ SPEED_UPS: tuple[SpeedUp, ...] = (
 def step_rows(steps: Sequence[TimedStep]) -> Iterator[str]:
     """Yield a row for each step: tokens per second of a device, measured and modelled."""
     for step in steps:
-        found = seconds_range(step.time)
-        ends = (
-            f"{1 / found.estimate:,.0f} [{1 / found.high:,.0f}, {1 / found.low:,.0f}]"
-        )
+        seconds = seconds_range(step.time)
+        ends = f"{1 / seconds.estimate:,.0f} [{1 / seconds.high:,.0f}, {1 / seconds.low:,.0f}]"
         what = f"{step.what}, on {step.hardware}"
         cells = (
             what,
@@ -439,22 +437,22 @@ def pair_rows(steps: Sequence[TimedStep]) -> Iterator[str]:
     for slow, fast in itertools.pairwise(steps):
         if slow.hardware == fast.hardware:
             measured = fast.tokens_per_sec / slow.tokens_per_sec
-            found = speed_up(slow.time.by_kernel(), fast.time.by_kernel())
+            modelled = speed_up(slow.time.by_kernel(), fast.time.by_kernel())
             what = f"{fast.what} over FP8, on {fast.hardware}"
-            ends = f"{found.estimate:.2f}× [{found.low:.2f}, {found.high:.2f}]"
-            off = _percent(found.estimate / measured - 1)
+            ends = f"{modelled.estimate:.2f}× [{modelled.low:.2f}, {modelled.high:.2f}]"
+            off = _percent(modelled.estimate / measured - 1)
             yield _row((what, "the steps above", f"{measured:.2f}×", ends, off, ""))
 
 
 def speed_up_rows() -> Iterator[str]:
     """Yield a row for each published speed-up."""
-    for one in SPEED_UPS:
-        found = one.modelled
+    for pair in SPEED_UPS:
+        modelled = pair.modelled
         cells = (
-            *(f"{one.what}, on {one.hardware}", one.source),
-            f"{'> ' if one.at_least else ''}{one.published:.2f}×",
-            f"{found.estimate:.2f}× [{found.low:.2f}, {found.high:.2f}]",
-            *(_percent(one.deviation), one.why),
+            *(f"{pair.what}, on {pair.hardware}", pair.source),
+            f"{'> ' if pair.at_least else ''}{pair.published:.2f}×",
+            f"{modelled.estimate:.2f}× [{modelled.low:.2f}, {modelled.high:.2f}]",
+            *(_percent(pair.deviation), pair.why),
         )
         yield _row(cells)
 
@@ -493,8 +491,10 @@ def main() -> None:
         print("\nLogs: as the table has it, and as read now:\n")
         for step in CALIBRATION:
             folder = args.logs / (step.logs or "")
-            now = f"{logged(folder):,.0f}" if folder.is_dir() else "no such folder"
-            print(_row((step.logs or "", f"{step.tokens_per_sec:,.0f}", now)))
+            logged_rate = (
+                f"{logged(folder):,.0f}" if folder.is_dir() else "no such folder"
+            )
+            print(_row((step.logs or "", f"{step.tokens_per_sec:,.0f}", logged_rate)))
 
 
 def _row(cells: Sequence[str]) -> str:

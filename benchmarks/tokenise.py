@@ -45,7 +45,7 @@ def write_shards(texts: list[str], folder: Path, shards: int) -> None:
     for number in range(shards):
         random.Random(number).shuffle(order)
         lines = "".join(
-            json.dumps({"text": f"{number}. {texts[at]}"}) + "\n" for at in order
+            json.dumps({"text": f"{number}. {texts[index]}"}) + "\n" for index in order
         )
         (folder / f"train.{number:05}-of-{shards:05}.json.gz").write_bytes(
             gzip.compress(lines.encode(), 6)
@@ -75,13 +75,13 @@ def stages(folder: Path, tokenizer: Path) -> None:
             texts
         ),
     }
-    for what, call in work.items():
+    for name, call in work.items():
         seconds = []
         for _ in range(REPEATS):
             began = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - began)
-        print(f"{what:30} {sum(map(len, texts)) / 1e6 / min(seconds):7.1f} MB/s")
+        print(f"{name:30} {sum(map(len, texts)) / 1e6 / min(seconds):7.1f} MB/s")
 
 
 def main() -> None:

@@ -86,14 +86,14 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
 
     def run(asked: list[Asked]) -> list[TrialResult]:
         results = []
-        for one in asked:
+        for trial in asked:
             curve: dict[int, float] = {}
-            rate = one.trial.params["learning_rate"]
+            rate = trial.trial.params["learning_rate"]
             for tokens, loss in train(
-                by_name[one.group.name], rate, f"trial {repeat}", TRIAL
+                by_name[trial.group.name], rate, f"trial {repeat}", TRIAL
             ).items():
                 curve[tokens] = loss
-                if one.hopeless_at(curve) is not None:
+                if trial.hopeless_at(curve) is not None:
                     break
             values = (curve[TRIAL],) if TRIAL in curve else None
             results.append(TrialResult(values=values, violation=0.0, curve=curve))
@@ -158,14 +158,14 @@ def main() -> None:
     for case, arm in CASES.items():
         shared, tuned, off = [], [], []
         for repeat in range(options.repeats):
-            found = tune([BASELINE, arm], options.trials, repeat)
+            rates = tune([BASELINE, arm], options.trials, repeat)
             off += [
-                abs(math.log2(found[one.name] / one.best_rate))
+                abs(math.log2(rates[one.name] / one.best_rate))
                 for one in (BASELINE, arm)
             ]
-            same = dict.fromkeys(found, SHARED)
+            same = dict.fromkeys(rates, SHARED)
             shared.append(compare(arm, same, options.seeds, repeat))
-            tuned.append(compare(arm, found, options.seeds, repeat))
+            tuned.append(compare(arm, rates, options.seeds, repeat))
         cells = [case, f"{arm.cost:+.0%}"]
         for costs in (shared, tuned):
             mean = statistics.fmean(

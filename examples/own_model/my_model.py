@@ -133,13 +133,13 @@ def train(
         return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
     first = 0
-    if (kept := checkpoints.load()) is not None:
-        first = kept.step
-        model.load_state_dict(kept.whole("model."))
-        means = kept.whole("mean.")
+    if (checkpoint := checkpoints.load()) is not None:
+        first = checkpoint.step
+        model.load_state_dict(checkpoint.whole("model."))
+        means = checkpoint.whole("mean.")
         for name, p in model.named_parameters():
             optimizer.state[p]["mean"] = means[name].to(device)
-        state.load_state_dict(kept.numbers["recipe"])  # after the weights
+        state.load_state_dict(checkpoint.numbers["recipe"])  # after the weights
 
     def keep(step: int) -> None:
         tensors = {
@@ -171,22 +171,22 @@ def train(
         optimizer.zero_grad()
         state.advance(plan.tokens_per_step)  # signs, phases and de-oscillation move on
 
-        done = step + 1
-        row = {"tokens": seen, "step": done}
-        if done % plan.log_every_steps == 0 or done == plan.steps:
+        steps_done = step + 1
+        row = {"tokens": seen, "step": steps_done}
+        if steps_done % plan.log_every_steps == 0 or steps_done == plan.steps:
             on_metrics({"kind": "train", **row, "loss": loss.item(), "lr": group["lr"]})
-        if done % plan.eval_every_steps == 0 or done == plan.steps:
+        if steps_done % plan.eval_every_steps == 0 or steps_done == plan.steps:
             on_metrics({"kind": "eval", **row, "val_loss": evaluate()})
-        if done == plan.steps:
+        if steps_done == plan.steps:
             break
         if checkpoints.due(seen):
-            keep(done)
+            keep(steps_done)
         if should_stop():
-            keep(done)
+            keep(steps_done)
             return TrainResult(
                 state="interrupted",
                 tokens=seen,
-                step=done,
+                step=steps_done,
                 message="stopped on request",
             )
     return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)

@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--out", type=Path, required=True)
-given = parser.parse_args()
+options = parser.parse_args()
 
 # The text of Python's own library, as bytes; the last files are the evaluation set.
 files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
@@ -25,7 +25,7 @@ text = b"".join(path.read_bytes() for path in files)[: 1 << 22]
 tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().view(-1, 128)
 rows = [{"input_ids": row, "labels": row} for row in tokens]
 
-torch.manual_seed(given.seed)
+torch.manual_seed(options.seed)
 model = LlamaForCausalLM(
     LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4,
@@ -37,15 +37,15 @@ if "ABLATE_RECIPE" in os.environ:  # ablate
     from ablate.integrations.hf import AblateCallback  # ablate
 
     callbacks = [AblateCallback()]  # ablate
-given.out.mkdir(parents=True, exist_ok=True)
+options.out.mkdir(parents=True, exist_ok=True)
 trainer = Trainer(
     model=model, train_dataset=rows[:-64], eval_dataset=rows[-64:], callbacks=callbacks,
     args=TrainingArguments(
-        output_dir=str(given.out), seed=given.seed, max_steps=given.steps, per_device_train_batch_size=16,
+        output_dir=str(options.out), seed=options.seed, max_steps=options.steps, per_device_train_batch_size=16,
         per_device_eval_batch_size=64, learning_rate=3e-3, lr_scheduler_type="constant", logging_steps=10,
         eval_strategy="steps", eval_steps=10, save_steps=50, save_total_limit=1, report_to=[],
         disable_tqdm=True,
     ),
 )  # fmt: skip
 # None begins anew
-trainer.train(resume_from_checkpoint=get_last_checkpoint(str(given.out)))
+trainer.train(resume_from_checkpoint=get_last_checkpoint(str(options.out)))

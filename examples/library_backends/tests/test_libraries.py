@@ -172,9 +172,9 @@ def operands(backend, policy, m, n, k):
 def test_the_call_gives_the_product(name, m, n, k, request):
     backend = request.getfixturevalue(name)
     left, right = operands(backend, MXFP4, m, n, k)
-    ours = backend.multiply(left, right)
+    product = backend.multiply(left, right)
     assert torch.equal(
-        ours, (left.values.float() @ right.values.float().t()).to(torch.bfloat16)
+        product, (left.values.float() @ right.values.float().t()).to(torch.bfloat16)
     )
     assert (
         backend.support(both(MXFP4), device_of_arch(LIBRARIES[name])).mode == "native"
