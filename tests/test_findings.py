@@ -3,12 +3,15 @@
 import math
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ablate.plan.estimate import SPREAD
 from ablate.plan.pilot import PAIRED
+from ablate.reports.words import format as words
 from tests.benchmark import load_benchmark
 
 ROOT = Path(__file__).parents[1]
@@ -91,3 +94,16 @@ def test_every_figure_is_there_and_shown():
         )
     }
     assert shown == {path.name for path in (FOLDER / "figures").iterdir()}
+
+
+@pytest.mark.parametrize("crossing", ["confirmed", "first_eval"])
+def test_the_page_on_mlperf_follows_from_the_losses_beside_it(tmp_path, crossing):
+    page = (FOLDER / "mlperf.md").read_text(encoding="utf-8")
+    line = re.search(r"ablate import (csv .*)", page)[1].replace("2_097_152", "2097152")
+    settings = ["--crossing", crossing, "--storage", str(tmp_path)]
+    command = [sys.executable, "-m", "ablate", "import", *shlex.split(line), *settings]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (arm,) = filler.read(tmp_path, "mlperf-v6", None).others
+    page = page.replace("\N{NO-BREAK SPACE}", " ")
+    for text in (words.cost(arm.token_cost), words.difference(arm.difference)):
+        assert text.replace("\N{NO-BREAK SPACE}", " ") in page
