@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from findings import rebuild
 
-from ablate.reports import load_frames
+from ablate.reports import analyse, load_frames
+from ablate.reports.findings.effects import Design, averages, log_tokens_by_seed
 from ablate.reports.read.mllog import read_mllog
 from ablate.results.ends import run_ends
 from ablate.results.intervals import Method, contrasts, t_interval
@@ -96,11 +97,52 @@ def tally(
     return float(np.mean(held)), float(np.mean(widths))
 
 
+def tally_effects(storage: Path, n: int) -> tuple[float, float]:
+    """Return the same two of the average effects of factors, over every choice of ``n`` seeds."""
+    held, widths = [], []
+    for folder in sorted(storage.iterdir()):
+        analysis = analyse(load_frames(StudyStore(folder)))
+        logs = {arm.name: log_tokens_by_seed(arm) for arm in analysis.arms}
+        pools = {}
+        for effect in analysis.effects:
+            pairs = [(pair.from_arm, pair.to_arm) for pair in effect.pairs]
+            known = [(one, two) for one, two in pairs if logs[one] and logs[two]]
+            pools.setdefault((effect.factor, effect.over), {})[effect.level] = known
+        for pool in pools.values():
+            seeds = set.intersection(
+                *(set(Design(pairs, logs).seeds) for pairs in pool.values())
+            )
+            for chosen in itertools.combinations(sorted(seeds), n):
+                rest = seeds - set(chosen)
+                if not rest:
+                    continue
+                sides = []
+                for part in (set(chosen), rest):
+                    own = {
+                        arm: {seed: runs[seed] for seed in part & runs.keys()}
+                        for arm, runs in logs.items()
+                    }
+                    sides.append(
+                        {level: Design(pairs, own) for level, pairs in pool.items()}
+                    )
+                intervals = averages(sides[0], Method(paired=True))
+                wider = (1 + n / len(rest)) ** 0.5
+                for level, interval in intervals.items():
+                    low, middle, high = np.log1p(
+                        [interval.low, interval.estimate, interval.high]
+                    )
+                    truth = sides[1][level].gaps.mean()
+                    held.append(abs(middle - truth) <= wider * (high - low) / 2)
+                    widths.append(high - low)
+    return float(np.mean(held)), float(np.mean(widths))
+
+
 def main() -> None:
     print("| runs | seeds | moderated holds | width | own holds | width |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         sources = [("our findings, paired", list(findings(Path(folder))), True)]
+        effects = {n: tally_effects(Path(folder), n) for n in (3, 4)}
     if len(sys.argv) > 1:
         sources.append(("MLPerf's logs, unpaired", mlperf(Path(sys.argv[1])), False))
     for name, studies, paired in sources:
@@ -113,6 +155,8 @@ def main() -> None:
                 f"{held:.1%} | {100 * width:.1f}" for held, width in cells
             )
             print(f"| {name} | {n} | {text} |")
+    for n, (held, width) in effects.items():
+        print(f"| effects in our findings | {n} | {held:.1%} | {100 * width:.1f} | | |")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ablate.reports.findings.effects import Design, averages
 from ablate.reports.findings.speed import alone_speed
 from ablate.results.change_rule import alpha_of, judge, level_in_loop
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
@@ -384,6 +385,37 @@ def by_single_runs(
     return np.array([arm.high / base.high - 1 for _, (arm,), (base,) in pairs])
 
 
+def by_effects(n: int, repeats: int, *, seed: int = 0) -> np.ndarray:
+    """Judge the average effects of three stabilisers over none in three places, none of which is real.
+
+    Returns how often their intervals hold zero, their mean width, both of the intervals of a single pair, and
+    how often the test says that the pairs differ.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(repeats):
+        runs, _ = own_runs(rng, n, arms=12)
+        logs = {str(arm): dict(enumerate(values)) for arm, values in enumerate(runs)}
+        pairs = {
+            word: [(str(4 * place), str(4 * place + word)) for place in range(3)]
+            for word in (1, 2, 3)
+        }
+        row = []
+        for count in (3, 1):
+            designs = {
+                word: Design(names[:count], logs) for word, names in pairs.items()
+            }
+            for interval in averages(designs, Method(paired=True)).values():
+                row.append(interval.low <= 0 <= interval.high)
+                row.append(interval.high - interval.low)
+            if count == 3:
+                row += [design.p_same() < 0.05 for design in designs.values()]
+        rows.append(row)
+    means = np.array(rows, dtype=float).mean(axis=0)
+    average, single = means[:6].reshape(3, 2), means[9:].reshape(3, 2)
+    return np.array([*average.mean(0), *single.mean(0), means[6:9].mean()])
+
+
 OF_OWN_RUNS = (
     {}, {"paired": False}, {"paired": False, "odd_base": 2.0}, {"paired": False, "odd_base": 3.0},
     {"paired": False, "arms": 1}, {"paired": False, "arms": 1, "odd_base": 3.0}, {"arms": 1}, {"odd": 2.0},
@@ -429,6 +461,8 @@ def main(repeats: int) -> None:
         say(by_try, cost, 1000, paired=False)
     for in_loop in (False, True):
         say(by_loop, 20, repeats // 20, in_loop=in_loop)
+    for n in (2, 3, 5, 8):
+        say(by_effects, n, repeats // 2)
     for more in ({}, {"every": 0.02}, {"every": 0.25}, {"kink": 1.2}):
         found = by_estimator(repeats // 2, **more)
         print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ablate.reports.figures.canvas import Drawing
 from ablate.reports.figures.curves import draw_convergence, draw_trials
-from ablate.reports.figures.forest import draw_forest
+from ablate.reports.figures.forest import draw_effects, draw_forest
 from ablate.reports.figures.panels import draw_difference, draw_sweep
 from ablate.reports.words.verdict import tokens_needed
 
@@ -28,6 +28,7 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
     """
     shown = drawn_arms(analysis)
     drawings = [
+        draw_effects(analysis),
         draw_forest(shown),
         draw_convergence(shown),
         draw_difference(shown),

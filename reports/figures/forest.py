@@ -1,4 +1,4 @@
-"""Forest plot: token costs with their intervals and single seeds on one scale.
+"""Forest plots: token costs with their intervals and single seeds on one scale; effects with single pairs.
 
 How it fails: an interval much longer than the others is cut at the scale, with an arrowhead; an arm without
 an estimate has its bound as an open triangle, or a dash if it has no bound.
@@ -14,14 +14,29 @@ import numpy as np
 from ablate.base.colours import INK
 from ablate.reports.figures import canvas
 from ablate.reports.findings.compare import target_text
-from ablate.reports.words.format import NBSP, cost, coverage, ends, forked, share
+from ablate.reports.words.effects import effect_name
+from ablate.reports.words.format import (
+    NBSP,
+    cost,
+    coverage,
+    ends,
+    forked,
+    percents,
+    plural,
+    share,
+)
 from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.results.intervals import Interval
 
 _LINEAR = 0.1
 """Costs up to this size are on a linear part of the scale even where others are orders larger."""
+
+_CUT = " Arrowheads at the edge: the interval goes on."
 
 
 @canvas.drawing
@@ -30,30 +45,25 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     arms = analysis.others
     if all(arm.token_cost.kind == "none" for arm in arms):
         return None
-    figure = canvas.sheet(11, 1.2 + 0.4 * len(arms))
-    axis = figure.subplots()
-    axis.set_ylim(len(arms) - 0.4, -1.4)
-    axis.set_yticks(range(len(arms)), [canvas.short(arm.name) for arm in arms])
-    axis.grid(visible=False, axis="y")
-    axis.axvline(0, color=INK, linewidth=1, zorder=1)
-    points = _draw_points(axis, analysis)
-    is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
-    if is_logarithmic:
-        axis.set_xscale("symlog", linthresh=_LINEAR)
-    is_cut = _draw_intervals(axis, analysis, points)
-    axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
-    if not is_logarithmic:
-        axis.locator_params("x", nbins=7)
-    canvas.percent_ticks(axis.xaxis)
-    beside = axis.secondary_yaxis("right")
     texts = [
         f"{cost(arm.token_cost)} {3 * NBSP}{arm.n} ({ends(arm.runs)})" for arm in arms
     ]
     heading = f"token cost [95{NBSP}%] {3 * NBSP}n (hit / cens. / div.)"
-    beside.set_yticks(range(-1, len(arms)), [heading, *texts])
-    for side in (axis, beside):
-        side.tick_params(axis="y", length=0)
-        side.spines[["left", "right"]].set_visible(False)
+    axis = _rows([arm.name for arm in arms], heading, texts)
+    points = _draw_points(axis, analysis)
+    is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
+    if is_logarithmic:
+        axis.set_xscale("symlog", linthresh=_LINEAR)
+    looks = canvas.looks_of(analysis)
+    bars = {
+        row: (looks[arm.name]["color"], arm.token_cost)
+        for row, arm in enumerate(arms)
+        if arm.token_cost.kind == "interval"
+    }
+    is_cut = _draw_intervals(axis, bars, points)
+    axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
+    if not is_logarithmic:
+        axis.locator_params("x", nbins=7)
     band = analysis.resolution.share_of_tokens_to_target
     if band is not None:
         axis.axvspan(-band, band, color=canvas.SHADE, zorder=0, linewidth=0)
@@ -65,10 +75,61 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
         f"({share(band)}), below which a cost rests on interpolation."
     )
     if is_cut:
-        caption += " Arrowheads at the edge: the interval goes on."
+        caption += _CUT
     if is_logarithmic:
         caption += f" The scale is logarithmic beyond ±{_LINEAR:.0%}."
-    return "token-cost", "Token cost", figure, caption + forked(arms)
+    return "token-cost", "Token cost", axis.figure, caption + forked(arms)
+
+
+@canvas.drawing
+def draw_effects(analysis: Analysis) -> canvas.Picture | None:
+    """Draw the average effects of factors, a row for each; None without any."""
+    effects = analysis.effects
+    if not effects:
+        return None
+    texts = [
+        f"{percents(effect)} {3 * NBSP}{effect.n}, {plural(len(effect.changes), 'pair')}"
+        for effect in effects
+    ]
+    heading = f"average [95{NBSP}%] {3 * NBSP}seeds, pairs of arms"
+    axis = _rows([effect_name(effect) for effect in effects], heading, texts)
+    factors = list(dict.fromkeys(effect.factor for effect in effects))
+    looks = canvas.looks(factors)
+    points = [0.0]
+    bars = {}
+    for row, effect in enumerate(effects):
+        color = looks[effect.factor]["color"]
+        marker = looks[effect.factor]["marker"]
+        rows = [row + 0.25] * len(effect.changes)
+        axis.plot(effect.changes, rows, ".", color=color, markersize=4.5, alpha=0.7)
+        axis.plot(effect.estimate, row, marker, color=color, markersize=7)
+        points += effect.changes
+        if effect.low is not None:
+            bars[row] = (color, effect)
+    is_cut = _draw_intervals(axis, bars, points)
+    axis.set_xlabel("tokens to target, with over without, minus one")
+    caption = (
+        "What a factor does on average over all pairs of arms that differ in nothing else. Points: averages, "
+        f"with {coverage(analysis.plan.stop)} intervals over seeds; small dots: single pairs. Each factor has "
+        "its own colour and marker."
+    )
+    return "effects", "Effects", axis.figure, caption + _CUT * is_cut
+
+
+def _rows(names: Sequence[str], heading: str, texts: Sequence[str]) -> Any:
+    """Return the axes of a new figure with a row for each name, and a text under a heading beside it."""
+    axis = canvas.sheet(11, 1.2 + 0.4 * len(names)).subplots()
+    axis.set_ylim(len(names) - 0.4, -1.4)
+    axis.set_yticks(range(len(names)), [canvas.short(name, 40) for name in names])
+    axis.grid(visible=False, axis="y")
+    axis.axvline(0, color=INK, linewidth=1, zorder=1)
+    canvas.percent_ticks(axis.xaxis)
+    beside = axis.secondary_yaxis("right")
+    beside.set_yticks(range(-1, len(names)), [heading, *texts])
+    for side in (axis, beside):
+        side.tick_params(axis="y", length=0)
+        side.spines[["left", "right"]].set_visible(False)
+    return axis
 
 
 def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
@@ -105,28 +166,30 @@ def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
     return points
 
 
-def _draw_intervals(axis: Any, analysis: Analysis, points: list[float]) -> bool:
-    """Draw the intervals and choose the scale's ends; tell whether an interval is cut there."""
+def _draw_intervals(
+    axis: Any, bars: Mapping[int, tuple[str, Interval]], points: list[float]
+) -> bool:
+    """Draw the intervals and choose the scale's ends; tell whether an interval is cut there.
+
+    ``bars``: each row's colour and interval.
+    """
     from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-    looks = canvas.looks_of(analysis)
-    bars = []
-    edges: list[float] = []
-    for row, arm in enumerate(analysis.others):
-        token_cost = arm.token_cost
-        if token_cost.kind == "interval":
-            # None: beyond the range of numbers
-            low = -1.0 if token_cost.low is None else token_cost.low
-            high = math.inf if token_cost.high is None else token_cost.high
-            bars.append((row, looks[arm.name]["color"], low, high))
-            edges += [low, high]
+    ends = {}
+    for row, (_, interval) in bars.items():
+        # None: beyond the range of numbers
+        low = -1.0 if interval.low is None else interval.low
+        high = math.inf if interval.high is None else interval.high
+        ends[row] = (low, high)
+    edges = [edge for both in ends.values() for edge in both]
     scale = axis.xaxis.get_transform()
     near = canvas.limits(
         scale.transform(np.array(points)), scale.transform(np.array(edges)), least=0.05
     )
     left, right = scale.inverted().transform(np.array(near))
     axis.set_xlim(left, right)
-    for row, color, low, high in bars:
+    for row, (low, high) in ends.items():
+        color = bars[row][0]
         axis.plot(
             np.clip([low, high], left, right), [row, row], color=color, linewidth=2.2
         )

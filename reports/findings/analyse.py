@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ablate.reports.findings.arms import against, arm_runs, bf16_ends, compare_arms
-from ablate.reports.findings.gemms import find_matrices, find_steps, published_for
+from ablate.reports.findings.effects import find_effects
+from ablate.reports.findings.gemms import (
+    find_cells,
+    find_matrices,
+    find_steps,
+    published_for,
+)
 from ablate.reports.findings.power import power_of
 from ablate.reports.findings.results import (
     Analysis,
@@ -122,6 +128,8 @@ def _analyse(frames: StudyFrames) -> Analysis:
         # The baseline's second arm would repeat each of its cells and steps.
         if arm.name in frames.configs and not arm.again
     }
+    cells = find_cells(configs, free=plan.tuning.fields if plan.tuning else ())
+    steps = find_steps(configs, step_cost)
     environments = list(frames.environments.values())
     curves = [run for arm in by_origin[0].values() for run in arm.used]
     ended = [
@@ -130,8 +138,9 @@ def _analyse(frames: StudyFrames) -> Analysis:
     return Analysis(
         plan=plan,
         arms=tuple(arms),
-        matrices=find_matrices(configs, free=plan.tuning.fields if plan.tuning else ()),
-        steps=find_steps(configs, step_cost),
+        matrices=find_matrices(cells),
+        steps=steps,
+        effects=find_effects(arms, cells, steps, method_of(plan)),
         resolution=_resolution(arms, baseline.used),
         timing=timing,
         throughput=throughput,

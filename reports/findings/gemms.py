@@ -234,7 +234,7 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cell:
+class Cell:
     """One arm's place in a matrix, and the rest of its configuration.
 
     ``settings``: without the GEMMs, as text. ``policies``: without the stabiliser, by GEMM and whether it is
@@ -242,13 +242,23 @@ class _Cell:
     """
 
     arm: str
+    recipe: Recipe
     format: str
     gemms: Gemms
     stabiliser: str
     settings: str
     policies: dict[tuple[Gemm, bool], Any]
 
-    def fits(self, other: _Cell) -> bool:
+    def is_alike(self, other: Cell) -> bool:
+        """Whether the two arms differ at most in rounding and rotation."""
+        return (
+            self.settings == other.settings
+            and self.gemms == other.gemms
+            and self.policies == other.policies
+            and self.recipe.deoscillate == other.recipe.deoscillate
+        )
+
+    def fits(self, other: Cell) -> bool:
         """Whether the two arms differ only in the GEMMs that they have in FP4 and in the stabiliser."""
         return (
             self.settings == other.settings
@@ -260,19 +270,22 @@ class _Cell:
         )
 
 
-def find_matrices(
+def find_cells(
     configs: Mapping[str, RecordedConfig], *, free: Collection[str] = ()
-) -> tuple[Matrix, ...]:
-    """Find the matrices of at least 2 × 2 with an arm in more than half of their cells.
+) -> dict[str, Cell]:
+    """Return the cell of each arm that has one.
 
     ``configs``: of the arms, in the study's order. ``free``: training fields in which arms may differ,
     because each arm has its own tuned values.
     """
-    grids: list[list[_Cell]] = []
-    for arm, config in configs.items():
-        cell = _cell_of(arm, config, free)
-        if cell is None:
-            continue
+    cells = {arm: _cell_of(arm, config, free) for arm, config in configs.items()}
+    return {arm: cell for arm, cell in cells.items() if cell is not None}
+
+
+def find_matrices(cells: Mapping[str, Cell]) -> tuple[Matrix, ...]:
+    """Find the matrices of at least 2 × 2 with an arm in more than half of their cells."""
+    grids: list[list[Cell]] = []
+    for cell in cells.values():
         for grid in grids:
             if all(cell.fits(other) for other in grid):
                 grid.append(cell)
@@ -282,7 +295,7 @@ def find_matrices(
     return tuple(filter(None, map(_matrix_of, grids)))
 
 
-def _matrix_of(cells: Sequence[_Cell]) -> Matrix | None:
+def _matrix_of(cells: Sequence[Cell]) -> Matrix | None:
     """Return the matrix of these cells; None if it is smaller than 2 × 2 or more than half empty."""
     arms = {(cell.gemms, cell.stabiliser): cell.arm for cell in cells}
     gemms = sorted(
@@ -306,7 +319,7 @@ def _matrix_of(cells: Sequence[_Cell]) -> Matrix | None:
     )
 
 
-def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell | None:
+def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> Cell | None:
     """Return an arm's cell; None if its recipe is not known, or has no place in a matrix."""
     try:
         recipe = Recipe(**config.recipe or {})
@@ -335,8 +348,9 @@ def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> _Cell |
         key: value for key, value in (config.training or {}).items() if key not in free
     }
     settings = config.whole | {"training": training, "recipe": rest, "seed": None}
-    return _Cell(
+    return Cell(
         arm=arm,
+        recipe=recipe,
         format=kind.format,
         gemms=kind.gemms,
         stabiliser=stabiliser,

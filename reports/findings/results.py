@@ -172,6 +172,36 @@ class TuningResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms that differ in one factor, and what it changes the tokens to target by; None: left out."""
+
+    from_arm: str
+    to_arm: str
+    change: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect(Interval):
+    """The average effect of one level of a factor over another, as a fraction of the tokens to target.
+
+    ``factor``: ``gemm``, ``stabiliser`` or a key of the study file. ``n``: seeds that all arms have.
+    ``p_same``: of the test that all pairs have the same effect; None without two pairs and two seeds.
+    """
+
+    factor: str
+    over: str
+    level: str
+    n: int
+    p_same: float | None
+    pairs: tuple[Pair, ...]
+
+    @property
+    def changes(self) -> list[float]:
+        """What the pairs that are averaged change the tokens by."""
+        return [pair.change for pair in self.pairs if pair.change is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resolution:
     """The evaluation interval, in tokens and as a share of the baseline's tokens to target."""
 
@@ -192,6 +222,7 @@ class Analysis:
     arms: tuple[ArmResult, ...]
     matrices: tuple[Matrix, ...]
     steps: tuple[Step, ...]
+    effects: tuple[Effect, ...]
     resolution: Resolution
     timing: RunTiming
     throughput: Throughput | None

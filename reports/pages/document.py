@@ -56,6 +56,8 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
   runs[]          {id, arm, seed, state, end, tokens, tokens_to_target, interpolated, fitted, at_or_before_first_evaluation,
                    last_loss, message, seconds, tokens_per_sec, backend_mode}
 steps[]           {gemm, from, to, token_cost}
+effects[]         {factor ("gemm", "stabiliser" or a key), over, level, estimate, low, high, n (seeds), p_same (of all pairs
+                  alike), pairs[] {from, to, change (null: left out)}}: average over pairs that differ in that factor alone
 tuning            null, or {study, done, fields, sampler, trials, seeds, tokens, share_of_a_run,
                   tokens_of_all_trials, tokens_of_the_runs_compared, arms[] {name, tuned, group, shared, chosen,
                   outermost, trials_complete, trials_pruned, trials_diverged, tokens_of_the_trials, loss_shared,
@@ -98,7 +100,12 @@ import pandas as pd
 
 from ablate.reports.findings.diagnoses import ArmDiagnosis
 from ablate.reports.findings.gemms import Step
-from ablate.reports.findings.results import Analysis, ArmResult, TuningResult
+from ablate.reports.findings.results import (
+    Analysis,
+    ArmResult,
+    Pair,
+    TuningResult,
+)
 from ablate.reports.findings.search import SearchResult, TrialPoint
 from ablate.reports.findings.speed import Measured, Modelled
 from ablate.reports.read.tables import inert
@@ -185,6 +192,7 @@ _KEYS: dict[type, Keys] = {
         "evaluation_interval": "resolution",
         "arms": "arms",
         "steps": "steps",
+        "effects": "effects",
         "tuning": "tuning",
         "dropped": "plan.dropped",
         "environments": lambda analysis: _counted("environment", analysis.environments),
@@ -276,6 +284,7 @@ _KEYS: dict[type, Keys] = {
         gpu_hours_to_target="hours",
     ),
     Step: {"gemm": "gemm", "from": "from_arm", "to": "to_arm", "token_cost": "cost"},
+    Pair: {"from": "from_arm", "to": "to_arm", "change": "change"},
     TuningResult: _keys(
         "arms",
         study="plan.study",

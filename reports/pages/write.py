@@ -29,6 +29,7 @@ from ablate.reports.pages.render import definitions, latex, write_pages
 from ablate.reports.read.rebase import read_against
 from ablate.reports.words import caveats, tables
 from ablate.reports.words.diagnoses import diagnosis_table
+from ablate.reports.words.effects import effect_tables
 from ablate.reports.words.format import Table, moment
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
@@ -148,10 +149,14 @@ def _sections(
 ) -> list[Table | Drawing | None]:
     """Make the tables and figures in the page's order."""
     drawings = draw_figures(analysis)
+    effects = [drawing for drawing in drawings if drawing.name == "effects"]
+    others = drawings[len(effects) :]
     return [
-        *drawings[:1],
+        *effects,
+        *effect_tables(analysis),
+        *others[:1],
         tables.arms_table(analysis),
-        *drawings[1:],
+        *others[1:],
         tables.step_table(analysis),
         tables.power_table(analysis),
         tables.evaluation_table(analysis),

@@ -10,6 +10,7 @@ import yaml
 from ablate.recipes import PRESETS, Recipe, RecipeSpec, resolve
 from ablate.reports.findings.gemms import (
     Step,
+    find_cells,
     find_matrices,
     find_steps,
     greatest_step,
@@ -96,7 +97,7 @@ def matrices(recipes, **more):
         name: configured(one) if isinstance(one, Recipe) else one
         for name, one in recipes.items()
     }
-    return find_matrices(configs, **more)
+    return find_matrices(find_cells(configs, **more))
 
 
 def test_the_rows_of_amds_table_are_the_rows():
