@@ -7,16 +7,19 @@ form it proposes a pattern from the log's own lines.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from ablate.base.errors import UserError
 from ablate.plan import build_plan
+from ablate.plan.pilot import SHARES
 from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
 from ablate.run.log_formats import FORMATS
 from ablate.run.log_rows import LogReader, LogSource
@@ -32,7 +35,7 @@ _COMMAND_STUDY = """\
 # A study of a command that trains by itself: docs/training-scripts.md says what each key does.
 name: {name}
 baseline: bf16
-target: {{val_loss: {target:.4g}}} # {unit}; the log reaches it after {part:.0%} of its steps
+target: {{val_loss: {target:.4g}}} # {unit}; the log reaches it after {part:.0%} of its tokens
 seeds: 3
 base:
   trainer:
@@ -53,7 +56,10 @@ _ADAPTERS_ARMS = """\
   mxfp4: {recipe: mxfp4}
   mxfp4 + dht: {recipe: {gemms: [fprop, dgrad, wgrad], stabiliser: dht}}
 """
-_TARGET_AT = 0.8
+_BY_PATTERN = """
+    # The recipe in its environment; its losses by the pattern, not by the adapter.
+    recipes: environment
+    expect: ["ablate: the model follows recipe"]"""
 
 
 _STEP = re.compile(r"(?i)\b((?:step|iter(?:ation)?|update)s?\W{0,4})(\d[\d,]*)\b")
@@ -141,16 +147,26 @@ def _study_text(path: Path, command: str, log: _Log) -> str:
         steps = int(last["samples"] / batch_size)
     else:
         steps = int(last.get("tokens", 0) / (seq_len * batch_size))
-    target_index = min(len(log.evals) - 1, int(_TARGET_AT * len(log.evals)))
-    in_study = LogSource(preset="ablate") if is_adapted else log.source
-    metrics = {name: value for name, value in vars(in_study).items() if value}
+    (unit,) = [key for key in ("tokens", "samples", "step") if key in last][:1]
+    target = np.interp(
+        SHARES[0] * last[unit],
+        [row[unit] for row in log.evals],
+        [row["val_loss"] for row in log.evals],
+    )
+    in_study = log.source
+    if is_adapted and not log.source.patterns:
+        in_study = LogSource(preset="ablate")
+    written = {name: value for name, value in vars(in_study).items() if value}
+    metrics = json.dumps(written)
+    if is_adapted and log.source.patterns:
+        metrics += _BY_PATTERN
     return _COMMAND_STUDY.format(
         name=path.stem,
-        target=log.evals[target_index]["val_loss"],
+        target=math.ceil(target * 1000) / 1000,
         unit=UNIT_NAMES[stored_unit(in_study.loss_unit)],
-        part=(target_index + 1) / len(log.evals),
+        part=SHARES[0],
         words=json.dumps(words),
-        metrics=json.dumps(metrics),
+        metrics=metrics,
         steps=steps,
         tokens=steps * seq_len * batch_size,
         seq_len=seq_len,
@@ -172,6 +188,8 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
             sources = [*_known_sources(log)]
     except ValidationError as error:
         raise UserError(f"--pattern: {error.errors()[0]['msg']}") from None
+    if not sources[0].has_place:
+        raise UserError("--pattern: no group (?P<step>…), tokens or samples")
     best_source = sources[0]
     best_texts: list[str] = []
     most_evals = 0

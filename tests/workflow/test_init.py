@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from ablate.base.errors import UserError
 from ablate.plan import StudyProgress, build_plan, estimate
 from ablate.study import load_study
 from ablate.workflow import Listener, Where
@@ -163,6 +165,24 @@ def test_too_little_text_or_time_or_no_folder_is_one_line_and_nothing_is_written
     ):
         assert line in ablate("init", *words, cwd=tmp_path).line
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_pattern_is_kept_beside_an_adapter_and_the_target_is_by_tokens(tmp_path):
+    (tmp_path / "train.py").write_text("from ablate.integrations import Stepper")
+    (tmp_path / "log").write_text("1: 9.0\n2: 8.0\n4: 7.0\n10: 4.0\n")
+    losses = r": (?P<val_loss>\S+)"
+    write = partial(
+        write_command_study, command="python train.py {seed}", log=tmp_path / "log"
+    )
+    with pytest.raises(UserError, match=r"--pattern: no group \(\?P<step>"):
+        write(tmp_path / "s.yaml", patterns=[losses])
+    write(tmp_path / "s.yaml", patterns=[rf"(?P<step>\d+){losses}"])
+    study = load_study(tmp_path / "s.yaml")
+    assert study.target.val_loss == 5.5  # at 7 of 10 steps
+    trainer = study.arms[1].trainer
+    assert trainer.metrics.patterns
+    assert trainer.reads_recipe
+    assert trainer.has_proof
 
 
 def test_a_pattern_is_asked_for_until_it_reads_a_loss(tmp_path):
