@@ -320,14 +320,15 @@ command.help = f"""Make a study of logs that others wrote, so that `ablate repor
 
     \b
     text          plain text, read by patterns; each file is a run
-    csv, jsonl    one row for each evaluation; or, without a column of tokens, one final loss in each row.
-                  FILES have a column `arm`, as the evaluations.csv of a report has; or --arm names the files
+    csv, jsonl    one row for each evaluation; or, without a column of tokens, one final loss in each row
     wandb-export  FILES is the CSV that a W&B chart exports: columns 'RUN - METRIC'
     mlflow        the runs of an experiment on any MLflow server
 {_FORMAT_LINES}
 
     A line names the file and line of what cannot be read; the rest is imported, and the exit code is then 1.
-    Folders are searched at any depth. Without --target the final losses of the arms are compared.
+    Folders are searched at any depth. FILES have a column `arm`, as the evaluations.csv of a report has, or lie in
+    folders that name their arms, such as bf16-0/main.log, bf16/version_0/metrics.csv or bf16/seed=3.log; else
+    --arm names the files. Without --target the final losses of the arms are compared.
     """
 
 
@@ -344,15 +345,17 @@ class _Reader:
         arms: Sequence[str],
         options: Mapping[str, Any],
     ) -> None:
-        if kind in _TABLES and bool(files) == bool(arms):
+        if kind == "wandb-export" and not (files and arms):
             raise UserError(
-                "expected FILES with a column of arms, or --arm NAME=FILE for each arm"
+                f"{kind}: expected the chart's file and --arm NAME=… for each arm"
             )
-        if kind not in _TABLES and not (
-            arms and bool(files) == (kind == "wandb-export")
-        ):
-            chart = "the chart's file and " if kind == "wandb-export" else ""
-            raise UserError(f"{kind}: expected {chart}--arm NAME=… for each arm")
+        if kind == "mlflow" and (files or not arms):
+            raise UserError(f"{kind}: expected --arm NAME=… for each arm")
+        if kind in _FILES and kind != "wandb-export" and bool(files) == bool(arms):
+            raise UserError(
+                f"{kind}: expected FILES, or --arm NAME=FILE for each arm (of FILES a column `arm` or the "
+                "names of their folders are the arms)"
+            )
         self.kind = kind
         self.files = files
         self.options = options
@@ -418,6 +421,8 @@ class _Reader:
         return tables.by_pattern(runs, self.places, self.faults)
 
     def _read_files(self) -> Mapping[str, Sequence[ImportedRun]]:
+        from ablate.reports.read import tables
+
         source = None if self.kind in (*_TABLES, "mllog") else self._log_source()
         runs_by_arm: dict[str, list[ImportedRun]] = {name: [] for name in self.places}
         files: list[tuple[str, Path]] = []  # the arm that --arm names, and its file
@@ -426,7 +431,8 @@ class _Reader:
                 (name, path)
                 for path in self._listed(map(Path, places), f"--arm {name}")
             ]
-        files += [("", path) for path in self._listed(self.files, "FILES")]
+        arms_by_folders = tables.arms_by_folders(self._listed(self.files, "FILES"))
+        files += [("", path) for path in arms_by_folders]
         for arm_of_file, path in files:
             try:
                 by_arm = self._read_file(path, arm_of_file, source)
@@ -436,11 +442,12 @@ class _Reader:
                 )
                 continue
             for arm_of_row, runs in by_arm.items():
-                arm = arm_of_file or arm_of_row
-                if arm is None:
+                arm = arm_of_file or arm_of_row or arms_by_folders[path]
+                if not arm:
                     column = self.columns.get("arm", "arm")
                     raise UserError(
-                        f"{path}: no column '{column}' (see --columns, or use --arm NAME=FILE)"
+                        f"{path}: neither a column '{column}' nor a folder names its arm (--columns arm=…, or "
+                        "--arm NAME=FILE)"
                     )
                 if arm == arm_of_row or "arm" not in self.columns:
                     runs_by_arm.setdefault(arm, []).extend(runs)

@@ -12,6 +12,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -52,6 +53,9 @@ _SAMPLE_COUNTS = ("consumed_samples", "consumed_train_samples")
 """What trainers call the column of samples seen."""
 _TEXTS = ("arm", "run", "seed", "set")
 """Columns of text; all others hold numbers."""
+_SEED = re.compile(r"(?:^|[/._-])(?:seed|version|run)[=_-]?(\d+)")
+_LAST_NUMBER = re.compile(r"(.*)[/._-]\d+(?=[/._-]|$)")
+"""A number that is no part of a word: the 0 of bf16-0, not the 16."""
 _BOUNDS = ("__MIN", "__MAX")
 """What W&B adds to the name of a column that holds the least or largest of several points."""
 
@@ -623,8 +627,32 @@ def seeds_by_names(
     return seeded, lines
 
 
+def arms_by_folders(files: Collection[Path]) -> dict[Path, str]:
+    """Name each file's arm: its path below the folder of all, without its seed and a name that all files have.
+
+    The seed is the number after ``seed``, ``version`` or ``run``, else the last that is no part of a word; the
+    name is empty where nothing else is left.
+    """
+    if not files:
+        return {}
+    folder = os.path.commonpath([file.parent for file in files])
+    names = [file.relative_to(folder).with_suffix("") for file in files]
+    if len({name.name for name in names}) == 1:
+        names = [name.parent for name in names]
+    arms = {}
+    for file, name in zip(files, names, strict=True):
+        text = _SEED.sub("", str(name))
+        if text == str(name):
+            text = _LAST_NUMBER.sub(r"\1", text)
+        arms[file] = text.strip("/._-")
+    return arms
+
+
 def _differing_numbers(names: Sequence[str]) -> Sequence[str]:
-    """Return the one number in which names differ, of each; none if they differ in anything else."""
+    """Return the number after ``seed``, or the one number in which names differ; none if nothing tells it."""
+    seeds = [seed for name in names for seed in _SEED.findall(name)]
+    if len(seeds) == len({*seeds}) == len(names):
+        return seeds
     if len({re.sub(r"\d+", "0", name) for name in names}) > 1:
         return ()
     columns = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
