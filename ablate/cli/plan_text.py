@@ -25,10 +25,11 @@ from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
 from ablate.recipes.place import idle_roles
+from ablate.recipes.stacks import STACKS, flags_for
 from ablate.run.architecture import layer_places
 from ablate.run.command import Command, lacks_proof, shell_line
 from ablate.run.command_files import result_files
-from ablate.run.schedule import schedule_text
+from ablate.run.schedule import plan_steps, schedule_text
 from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
@@ -297,6 +298,17 @@ def _dry_run_texts(tried: dict[str, Any]) -> Iterator[str]:
         yield f"{tried['trainer']} can be called as a run calls it; it was not tried"
 
 
+def _flags_texts(plan: Plan) -> Iterator[str]:
+    """Yield what has to be known of the flags that arms have from a table, such as how they differ."""
+    for arm in plan.arms:
+        trainer = arm.config.trainer
+        if isinstance(trainer, Command) and trainer.recipes in STACKS:
+            steps = plan_steps(arm.config.training).steps
+            flags = flags_for(arm.config.recipe, trainer.recipes, steps=steps)
+            for note in flags.notes:
+                yield f"{arm.name}: {note}"
+
+
 def _figure_lines(shown: _Shown) -> Iterator[str]:
     """Yield the figures of the study, each with its name; a figure without texts is left out."""
     plan = shown.plan
@@ -325,6 +337,7 @@ def _figure_lines(shown: _Shown) -> Iterator[str]:
         figures["proof"] = [
             f"nothing in the log of {names_text(unproven)} proves that low precision ran (trainer.expect)"
         ]
+    figures["flags"] = list(_flags_texts(plan))
     figures["seeds"] = _seeds_texts(plan)
     figures["fork"] = [
         f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"

@@ -112,6 +112,7 @@ def test_arms_that_no_line_of_the_log_proves_are_named(here):
         "\nproof     nothing in the log of b proves that low precision ran (trainer.expect)\n"
         in shown
     )
+    assert "\nflags     c: a study sets ABLATE_RECIPE\n" in shown
     shown = ablate(
         "plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here
     ).out

@@ -52,6 +52,29 @@ def test_resets_begin_at_a_step_that_must_be_known():
         flags_for(recipe, "primus")
 
 
+def test_a_phase_in_fp8_is_a_healing_after_a_step():
+    flags = flags_for(read_recipe("rocm-te-healing"), "primus-bridge", steps=550)
+    healing = {
+        name: value for name, value in flags.env.items() if name.startswith("HEALING")
+    }
+    assert healing == {"HEALING_ITER": "340", "HEALING_PRECISION": "FP8_DS"}
+    assert "not to the bit" in flags.notes[-1]
+    for written, lack in (
+        (
+            {"phases": [{"from_tokens": 64, "recipe": {"rest": "fp8-delayed"}}]},
+            "at a count of tokens",
+        ),
+        (
+            {"phases": [{"from_fraction": 0.5, "recipe": "fp8"}]},
+            "but one to fp8-delayed",
+        ),
+        ({"layers": [{"last": 1, "recipe": "bf16"}]}, "layers of their own"),
+    ):
+        recipe = read_recipe({"preset": "rocm-te-mxfp4", **written})
+        with pytest.raises(ValueError, match=lack):
+            flags_for(recipe, "primus-bridge", steps=550)
+
+
 FIRST = {
     # TransformerEngine's tags v2.8 to v2.18, release_v2.19 and 2.20.2: where each name appears first in
     # common/recipe/__init__.py, or pytorch/custom_recipes
@@ -133,6 +156,11 @@ LOGS = {
             "Primus-Turbo FP4 mxfp4 not work since Only MXFP4 is supported in Primus-Turbo.",
         ],
     ),
+    "primus-bridge": (
+        "rocm-te-healing",
+        ["[mxfp4_healing] healing applied at train_state.step=339 (step+1==HEALING_ITER=340)"],
+        ["[mxfp4_healing] HEALING_ITER is set but the FP8 CPU stash is empty; Skipping healing."],
+    ),
     "primus, by TransformerEngine": (
         "amd-fdw-dht16",
         ["[Patch:megatron.fp4.context] Overriding get_fp4_context for fp4=True"],
@@ -153,7 +181,7 @@ LOGS = {
 def test_a_log_tells_a_run_in_fp4_from_one_that_fell_back(stack):
     recipe, good, bad = LOGS[stack]
     stack = stack.split(",")[0]
-    flags = flags_for(read_recipe(recipe), stack)
+    flags = flags_for(read_recipe(recipe), stack, steps=550)
     assert flags.expect
     for pattern in flags.expect:
         assert any(re.search(pattern, line) for line in good)
@@ -161,6 +189,10 @@ def test_a_log_tells_a_run_in_fp4_from_one_that_fell_back(stack):
     for pattern in flags.refuse:
         assert any(re.search(pattern, line) for line in bad)
         assert not any(re.search(pattern, line) for line in good)
+
+
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "primus-bridge"])
+def test_a_log_in_high_precision_needs_no_proof(stack):
     high = flags_for(read_recipe("bf16"), stack)
     assert not high.expect
     assert not high.refuse

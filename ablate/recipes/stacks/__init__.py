@@ -3,8 +3,8 @@
 A table says in which versions it was read. ``recipes`` pairs a recipe, as a study file writes it, with
 arguments, variables of the environment, patterns of the log (read in the files of ``lines_read_in``) and the
 versions that it ``needs``; ``blocks`` says how the stack keeps the first and last blocks in BF16,
-``deoscillate`` how it resets weights;
-``factory`` takes any other recipe, by ``ablate.integrations``.
+``deoscillate`` how it resets weights, ``switch`` to what it goes over in mid-run; ``factory`` takes any other
+recipe, by ``ablate.integrations``.
 
 TransformerEngine stores a tensor twice: Fprop reads x and w by rows; Dgrad reads dy by rows and w by columns;
 Wgrad reads x and dy by columns. So its ``CustomRecipe`` asks for a quantiser of rows and one of columns for
@@ -30,7 +30,13 @@ from ablate.recipes.short import read_recipe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ablate.recipes.policy import LayerRecipe, LayerRule, OperandPolicy, Recipe
+    from ablate.recipes.policy import (
+        LayerRecipe,
+        LayerRule,
+        OperandPolicy,
+        Phase,
+        Recipe,
+    )
 
 Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
 """Kinds of TransformerEngine's quantisers."""
@@ -107,9 +113,25 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
         raise ValueError(
             f"{table['title']} has flags for {nearest}, but none for {'; '.join(lacking)}"
         )
+    if recipe.phases:
+        entry = _switched(entry, table["switch"], recipe.phases[0], steps or 0)
     return _flags(
         entry, [*entry.get("args", []), *_more_args(recipe, table, steps)], table
     )
+
+
+def _switched(
+    entry: dict[str, Any], switch: dict[str, Any], phase: Phase, steps: int
+) -> dict[str, Any]:
+    """Add a phase to an entry; steps count from 1."""
+    first_step = round((phase.from_fraction or 0) * steps) + 1
+    variables = {
+        name: text.format(first_step=first_step) for name, text in switch["env"].items()
+    }
+    switched = entry | {"env": entry["env"] | variables}
+    for name in ("expect", "refuse", "notes"):
+        switched[name] = [*entry.get(name, []), *switch[name]]
+    return switched
 
 
 def _nearest(
@@ -124,11 +146,11 @@ def _nearest(
 
 def _lacking(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
     """List what has no flag in a recipe besides its operands."""
-    lacking = []
-    if recipe.phases:
-        lacking.append("a switch in mid-run")
+    lacking = list(_switch_lacks(recipe.phases, table.get("switch"), steps))
     rules = recipe.rules
-    if len(rules) > 1 or not all(map(_is_of_ends, rules)):
+    if rules and "blocks" not in table:
+        lacking.append("layers of their own")
+    elif len(rules) > 1 or not all(map(_is_of_ends, rules)):
         places = "; ".join(map(describe_place, rules))
         lacking.append(
             f"rules on {places} (one on the first n and the last n blocks in bf16 has)"
@@ -147,6 +169,22 @@ def _lacking(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[s
             "resets from a part of unknown steps on (`ablate plan` knows a study's)"
         )
     return lacking
+
+
+def _switch_lacks(
+    phases: tuple[Phase, ...], switch: dict[str, Any] | None, steps: int | None
+) -> Iterator[str]:
+    """Yield what has no flag in the phases of a recipe."""
+    if not phases:
+        return
+    if switch is None:
+        yield "a switch in mid-run"
+    elif len(phases) > 1 or _differences(phases[0].recipe, switch["read"]):
+        yield "a switch in mid-run but one to fp8-delayed"
+    elif phases[0].from_fraction is None:
+        yield "a switch at a count of tokens (from_fraction has one)"
+    elif steps is None:
+        yield "a switch at a part of unknown steps (`ablate plan` knows a study's)"
 
 
 def _is_of_ends(rule: LayerRule) -> bool:
@@ -220,7 +258,10 @@ def _table(stack: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(
         Path(__file__).with_name(f"{stack}.json").read_text(encoding="utf-8")
     )
-    for entry in table["recipes"]:
+    entries = list(table["recipes"])
+    if "switch" in table:
+        entries.append(table["switch"])
+    for entry in entries:
         entry["read"] = read_recipe(entry["recipe"])
     return table
 
