@@ -15,6 +15,7 @@ about that (s.d. 0.2), because arms do not spread all alike.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 from ablate.reports.findings.effects import Design, averages
 from ablate.reports.findings.speed import alone_speed
 from ablate.results.change_rule import alpha_of, judge, level_in_loop
+from ablate.results.claims import claims_together, may_be_least, p_values
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.results.intervals import (
     ALPHA,
@@ -33,13 +35,14 @@ from ablate.results.intervals import (
     mean_estimate,
     t_interval,
 )
-from ablate.results.stop_rule import level_of
+from ablate.results.stop_rule import decide, level_of
 from ablate.run.outcome import LocalFit, Outcome, outcome
-from ablate.store.plan_file import Settled, StopRule
+from ablate.store.plan_file import Margin, Settled, StopRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ablate.results.claims import Claim
     from ablate.results.cost import Cost
     from ablate.results.intervals import Interval
     from ablate.run.outcome import Rule
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     Study = tuple[np.random.Generator, Sequence[Outcome], Sequence[Outcome]]
 
 TARGET = 2.2
+MARGIN = 0.05
 THROUGHPUT, REPEATS, REPEAT_NOISE = 1.25, 6, 0.005
 SEED_NOISE, EVAL_NOISE = 0.027, 0.002
 OF_SEED, OF_PAIR, UNALIKE = 0.045, 0.035, 0.2
@@ -237,6 +241,101 @@ def by_arms(
     )
 
 
+def by_claims(
+    costs: Sequence[float],
+    n: int,
+    repeats: int,
+    *,
+    claim: Claim = "differs",
+    paired: bool = True,
+    moderated: bool = True,
+    seed: int = 0,
+) -> np.ndarray:
+    """Judge what is stated of several arms, each by itself and all together (a row each).
+
+    The columns: the share of studies with any false statement, and the share of true ones that are made.
+    """
+    rng = np.random.default_rng(seed)
+    method = Method(paired=paired, moderated=moderated)
+    margin = Margin(kind="cost", value=MARGIN)
+    is_within = np.array(costs) < MARGIN
+    truth = {
+        "differs": np.array(costs) != 0,
+        "within": is_within,
+        "outside": ~is_within,
+    }
+    shares = []
+    for _ in range(repeats):
+        own, base = own_runs(rng, n, arms=len(costs), paired=paired)
+        sides = {}
+        for arm, cost in enumerate(costs):
+            sides[str(arm)] = (hits(own[arm] + np.log1p(cost)), hits(base))
+        p = {
+            arm: p_values(cost, None, margin)
+            for arm, cost in token_costs(sides, method).items()
+        }
+        together = claims_together(p, lambda count: ALPHA / count)
+        stated = np.array(
+            [
+                [values[claim] <= ALPHA for values in p.values()],
+                [claim in claims for claims in together.values()],
+            ]
+        )
+        true = truth[claim]
+        shares.append(
+            [
+                (~true & stated).any(axis=1),
+                (true & stated).sum(axis=1) / max(1, true.sum()),
+            ]
+        )
+    return np.mean(shares, axis=0).T
+
+
+def by_least(
+    costs: Sequence[float], n: int, repeats: int, *, paired: bool = True, seed: int = 0
+) -> np.ndarray:
+    """Judge the arms that may be the least costly.
+
+    Returns their mean number, how often the truly least is among them, how often all intervals hold, how
+    often one alone is named, and how often another than the least is.
+    """
+    rng = np.random.default_rng(seed)
+    truth = np.log1p(costs)
+    least = int(truth.argmin())
+    shares = []
+    for _ in range(repeats):
+        own, _ = own_runs(rng, n, arms=len(costs), paired=paired)
+        values = [
+            list(enumerate(arm + cost)) for arm, cost in zip(own, truth, strict=True)
+        ]
+        over = {}
+        for rival, rival_values in enumerate(values):
+            sides = {
+                str(arm): (values[arm], rival_values)
+                for arm in range(len(costs))
+                if arm != rival
+            }
+            compared = contrasts(sides, Method(paired=paired))
+            over[str(rival)] = {arm: pair.estimate for arm, pair in compared.items()}
+        named = may_be_least(over, lambda count: ALPHA / count)
+        holds = []
+        for arm, interval in named.items():
+            best_other = np.delete(truth, int(arm)).min()
+            cost = np.expm1(truth[int(arm)] - best_other)
+            holds.append(interval.low <= cost <= interval.high)
+        is_single = len(named) == 1
+        shares.append(
+            [
+                len(named),
+                str(least) in named,
+                all(holds),
+                is_single,
+                is_single and str(least) not in named,
+            ]
+        )
+    return np.mean(shares, axis=0)
+
+
 def by_settled(
     cost: float,
     repeats: int,
@@ -246,28 +345,40 @@ def by_settled(
     most: int = 8,
     paired: bool = True,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Judge seeds until settled: how often the last interval holds the truth, and the mean of seeds."""
+) -> tuple[float, float, float]:
+    """Judge seeds until settled.
+
+    Returns how often the last interval holds the truth, the mean of seeds, and the share of studies in which
+    any arm is said to cost what it does not.
+    """
     rng = np.random.default_rng(seed)
-    looks = tuple(range(2, most + 1))
-    alpha = level_of(StopRule(settled=Settled(looks=looks)))
-    held, used = [], []
+    rule = StopRule(settled=Settled(looks=tuple(range(2, most + 1))))
+    method = Method(paired=paired, alpha=level_of(rule), moderated=moderated)
+    held, used, wrong = [], [], []
     for _ in range(repeats):
         own, base = own_runs(rng, most, cost=cost, arms=arms, paired=paired)
-        runs = {arm: hits(values) for arm, values in enumerate(own)}
-        for n in looks:
+        runs = {str(arm): hits(values) for arm, values in enumerate(own)}
+        runs["base"] = hits(base)
+        last = Outcome(seed=most - 1, end="missing")
+        so_far = {arm: [*outcomes[:-1], last] for arm, outcomes in runs.items()}
+        stopped = decide(so_far, rule, method, baseline="base").stopped
+        seeds = dict.fromkeys(runs, most)
+        seeds |= {arm: stop.seeds for arm, stop in stopped.items()}
+        p = {}
+        for n in {*seeds.values()}:
             sides = {
-                arm: (outcomes[:n], hits(base)[:n]) for arm, outcomes in runs.items()
+                arm: (outcomes[:n], runs["base"][:n])
+                for arm, outcomes in runs.items()
+                if arm != "base" and seeds[arm] >= n
             }
-            costs = token_costs(
-                sides, Method(paired=paired, alpha=alpha, moderated=moderated)
-            )
-            for arm, found in costs.items():
-                if is_settled(found) or n == most:
+            for arm, found in token_costs(sides, method).items():
+                if seeds[arm] == n:
                     held.append(found.low <= cost <= found.high)
                     used.append(n)
-                    del runs[arm]
-    return np.mean(held), np.mean(used)
+                    p[arm] = p_values(found, None, None)
+        claims = claims_together(p, partial(level_of, rule))
+        wrong.append(cost == 0 and any(claims.values()))
+    return np.mean(held), np.mean(used), np.mean(wrong)
 
 
 def hits(logs: np.ndarray) -> list[Outcome]:
@@ -416,6 +527,13 @@ def by_effects(n: int, repeats: int, *, seed: int = 0) -> np.ndarray:
     return np.array([*average.mean(0), *single.mean(0), means[6:9].mean()])
 
 
+EQUAL = (0.0,) * 8
+HALF = (0.15,) * 4 + (0.0,) * 4
+APART = tuple(0.01 * arm for arm in range(7))
+CLAIMS = (
+    (EQUAL, "differs"), ((0.08,) * 8, "differs"), (HALF, "differs"), ((MARGIN,) * 7, "within"),
+    ((MARGIN,) * 7, "outside"), ((0.0,) * 7, "within"),
+)  # fmt: skip
 OF_OWN_RUNS = (
     {}, {"paired": False}, {"paired": False, "odd_base": 2.0}, {"paired": False, "odd_base": 3.0},
     {"paired": False, "arms": 1}, {"paired": False, "arms": 1, "odd_base": 3.0}, {"arms": 1}, {"odd": 2.0},
@@ -426,7 +544,8 @@ OF_OWN_RUNS = (
 def main(repeats: int) -> None:
     def say(simulate: Callable[..., object], *arguments: Any, **settings: Any) -> None:
         found = simulate(*arguments, **settings)
-        print(simulate.__name__, arguments, settings, *np.round(np.hstack(found), 4))
+        figures = np.round(np.hstack([*found]), 4)
+        print(simulate.__name__, arguments, settings, *figures, flush=True)
 
     for moderated, cost, n in product((True, False), (0.0, 0.08), (3, 5, 10)):
         say(by_report, cost, n, repeats, moderated=moderated)
@@ -449,6 +568,10 @@ def main(repeats: int) -> None:
         )
     for runs, n, moderated in product(OF_OWN_RUNS, (2, 3, 4, 5, 8), (True, False)):
         say(by_arms, n, repeats, moderated=moderated, **runs)
+    for (costs, claim), n, paired in product(CLAIMS, (2, 3, 5), (True, False)):
+        say(by_claims, costs, n, repeats, claim=claim, paired=paired)
+    for costs, n in product((EQUAL, APART, (0.0, *(0.05,) * 6)), (2, 3, 5)):
+        say(by_least, costs, n, repeats // 2)
     for more, cost in product(
         ({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)
     ):

@@ -4,10 +4,6 @@ exp(mean log T_arm − mean log T_baseline) − 1, with a t interval on log T: o
 are pairs, else Welch's, each with its variance moderated by the study's other arms (``intervals``). A mean
 over the runs that hit would leave out the slow ones. So if any run of either side has no known T, there is no
 estimate, only a bound from the ranges of all T.
-
-Two one-sided tests (Schuirmann 1987) decide whether an arm is as good as the baseline up to the study's
-margin. An arm is *within* if its 90 % interval is inside the margin on both sides, which errs in 5 % of
-studies; *outside* if the interval is outside; else *open*. An interval that holds zero proves neither.
 """
 
 from __future__ import annotations
@@ -30,20 +26,18 @@ from ablate.results.intervals import (
     mean_estimate,
     t_interval,
 )
-from ablate.results.losses import with_result
+from ablate.results.losses import sample_sizes, with_partners, with_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ablate.results.intervals import Contrast, Method, Values
     from ablate.run.outcome import Outcome
-    from ablate.store.plan_file import Margin
 
     Sides = tuple[Sequence[Outcome], Sequence[Outcome]]
     """Runs of an arm, and of the baseline that they are compared with."""
 
 CostKind = Literal["interval", "point", "bound", "none", "baseline"]
-Standing = Literal["within", "outside", "open"]
 NEAR_BUDGET = 0.05
 """Share of the budget. A single miss removes the interval: with hits so late only lucky studies have one."""
 
@@ -55,7 +49,7 @@ class Cost(Compared):
     ``kind``: ``interval``, an estimate with its interval; ``point``, an estimate without one; ``bound``, no
     estimate: ``low`` or ``high`` bounds the cost of *these runs* without a sampling error, and ``restricted``
     is the cost with every run cut at the budget, with its interval; ``none``, nothing.
-    ``figure``: log (1 + cost).
+    ``figure``: log (1 + cost). ``cut_figure``: that of ``restricted``.
     ``own``: the interval from these runs' variance alone, where ``low`` and ``high`` are moderated;
     ``stands_out``: the arm's runs spread so much more than the others' that ``own`` is safer;
     ``baseline_stands_out``: unpaired, and the baseline's runs spread that much more than the arms'.
@@ -67,6 +61,7 @@ class Cost(Compared):
     pairs: int | None = None
     pairing_variance_ratio: float | None = None
     restricted: Interval | None = None
+    cut_figure: Estimate | None = None
     own: Interval | None = None
     stands_out: bool = False
     baseline_stands_out: bool = False
@@ -116,10 +111,7 @@ def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
     >>> f"{cost.estimate:+.1%} [{cost.low:+.1%}, {cost.high:+.1%}], {cost.pairs} pairs"
     '+10.7% [+7.9%, +13.5%], 3 pairs'
     """
-    results = {
-        arm: (with_result(runs), with_result(base_runs))
-        for arm, (runs, base_runs) in sides.items()
-    }
+    results = {arm: with_partners(*both, method) for arm, both in sides.items()}
     logs = {}
     for arm, (runs, base_runs) in results.items():
         if runs and base_runs and _all_exact(runs) and _all_exact(base_runs):
@@ -134,7 +126,10 @@ def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
         else:
             side = "the baseline" if runs else "this arm"
             cost = Cost(kind="none", note=f"no result of {side} yet")
-        costs[arm] = replace(cost, n=len(runs), n_baseline=len(base_runs))
+        n, n_baseline, left_out = sample_sizes(
+            sides[arm], results[arm], cost.pairs or 0
+        )
+        costs[arm] = replace(cost, n=n, n_baseline=n_baseline, left_out=left_out)
     return costs
 
 
@@ -169,7 +164,7 @@ def _pairing_variance_ratio(
     pairs: Sequence[int], arm: Mapping[int, float], baseline: Mapping[int, float]
 ) -> float | None:
     """Return how much larger the variance would be without pairs; None without pairs or spread."""
-    if not pairs:
+    if len(pairs) < 2:
         return None
     x = np.array([arm[seed] for seed in pairs])
     y = np.array([baseline[seed] for seed in pairs])
@@ -191,6 +186,7 @@ def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) 
         Interval(low=low - base_high, high=high - base_low, note="; ".join(reasons)),
         minus=1.0,
     )
+    cut_figure = None
     restricted = None
     if (
         bounds.low is not None
@@ -198,10 +194,10 @@ def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) 
         and min(len(arm), len(baseline)) >= 2
     ):
         cut = [(run.seed, math.log(run.low)) for run in arm]
-        log_ratio = contrast(cut, _logs(baseline), paired=method.paired).estimate
-        restricted = change_interval(log_ratio, method.alpha)
+        cut_figure = contrast(cut, _logs(baseline), paired=method.paired).estimate
+        restricted = change_interval(cut_figure, method.alpha)
     kind: CostKind = "none" if bounds.low is None and bounds.high is None else "bound"
-    return Cost(kind=kind, **vars(bounds), restricted=restricted)
+    return Cost(kind=kind, **vars(bounds), restricted=restricted, cut_figure=cut_figure)
 
 
 def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
@@ -227,48 +223,3 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
         f"{count} {reason}" for reason, count in counts.items() if count
     )
     return f"of {len(runs)} runs {reasons}"
-
-
-def standing(
-    cost: Cost, loss: Estimate | None, margin: Margin, alpha: float = ALPHA
-) -> Standing:
-    """Tell whether an arm is within the margin, outside of it, or neither is shown.
-
-    ``loss``: the arm's difference in final loss; None where unknown. A margin in cost is the
-    same factor to both sides: 5 % more tokens, or 1 / 1.05 of them. ``alpha``: the chance that each of the
-    two tests errs.
-    """
-    figure, limit = limited_figure(cost, loss, margin)
-    if figure is not None:
-        return stands(figure, limit, alpha)
-    # The true cost of runs cut at the budget is at least the restricted one.
-    cut = cost.restricted
-    if (
-        margin.kind == "cost"
-        and cut is not None
-        and cut.low is not None
-        and cut.low > margin.value
-    ):
-        return "outside"
-    return "open"
-
-
-def limited_figure(
-    cost: Cost, loss: Estimate | None, margin: Margin
-) -> tuple[Estimate | None, float]:
-    """Return the figure that the margin limits, None if unknown, and the limit on either side of zero."""
-    if margin.kind == "cost":
-        return cost.figure, math.log1p(margin.value)
-    return loss, margin.value
-
-
-def stands(figure: Estimate, limit: float, alpha: float = ALPHA) -> Standing:
-    """Tell where a figure is relative to ± ``limit``, by two one-sided tests at level ``alpha`` each."""
-    interval = t_interval(figure, 2 * alpha)
-    if interval.low is None or interval.high is None:
-        return "open"
-    if -limit < interval.low and interval.high < limit:
-        return "within"
-    if interval.low > limit or interval.high < -limit:
-        return "outside"
-    return "open"

@@ -40,7 +40,7 @@ ALPHA = 0.05
 """The chance that an interval misses: 95 % intervals, unless the study has looks (``stop_rule``)."""
 ONE_RUN = "n = 1: no interval"
 NO_SPREAD = "all runs gave the same figure: no interval"
-NO_PAIRS = "fewer than 2 pairs of seeds: compared unpaired"
+NO_PAIRS = "no seed in common: compared unpaired"
 TOO_LARGE = "the figures lie too far apart: no interval"
 _UNPAIRED_D0 = 1.0
 _STANDS_OUT = 0.9
@@ -193,13 +193,15 @@ def change_interval(log_ratio: Estimate, alpha: float = ALPHA) -> Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared(Interval):
-    """How far an arm is from the baseline, and how many runs with a result there are on both sides.
+    """How far an arm is from the baseline, and how many runs of both sides are compared.
 
+    ``left_out``: how many runs have a result, but no partner of their seed on the other side.
     ``figure``: the same with its variance, for intervals at other levels.
     """
 
     n: int = 0
     n_baseline: int = 0
+    left_out: int = 0
     figure: Estimate | None = None
 
 
@@ -229,8 +231,8 @@ class Contrast:
 def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
     """Compare one arm with the baseline, each with one value a run, by their own variance.
 
-    ``paired``: by differences of the seeds in common, if there are at least two and no seed has two runs;
-    else by Welch's method.
+    ``paired``: by differences of the seeds in common, if there are any and no seed has two runs; else by
+    Welch's method. A single pair has no interval.
     """
     x = dict(arm)
     y = dict(baseline)
@@ -238,7 +240,7 @@ def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
     # If a seed has two runs, the pair is not known.
     if paired and len(x) == len(arm) and len(y) == len(baseline):
         seeds = tuple(sorted(x.keys() & y.keys()))
-    if len(seeds) < 2:
+    if not seeds:
         unpaired = difference(_mean(arm), _mean(baseline))
         return Contrast(estimate=unpaired, own=unpaired)
     gaps = [x[seed] - y[seed] for seed in seeds]

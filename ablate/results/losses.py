@@ -23,7 +23,7 @@ from ablate.results.intervals import (
 from ablate.run.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ablate.results.intervals import Method, Values
     from ablate.run.outcome import LocalFit
@@ -95,6 +95,30 @@ def with_result(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.end != "missing"]
 
 
+def with_partners(
+    arm: Sequence[Run], baseline: Sequence[Run], method: Method
+) -> tuple[list[Run], list[Run]]:
+    """Return the results on both sides; of the baseline only those of the arm's seeds, where these are pairs.
+
+    A run of the arm without a partner stays: the others alone might look better.
+    """
+    runs = with_result(arm)
+    base_runs = with_result(baseline)
+    seeds = {run.seed for run in runs}
+    if method.paired and seeds and seeds <= {run.seed for run in base_runs}:
+        base_runs = [run for run in base_runs if run.seed in seeds]
+    return runs, base_runs
+
+
+def sample_sizes(
+    sides: Iterable[Sequence[Run]], compared: Iterable[Sequence[Run]], pairs: int
+) -> tuple[int, int, int]:
+    """Return how many results of either side are compared, as pairs if there are any, and how many are not."""
+    n, n_baseline = (pairs or len(side) for side in compared)
+    num_results = sum(len(with_result(side)) for side in sides)
+    return n, n_baseline, num_results - n - n_baseline
+
+
 def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
     """Restrict runs with a result to the tokens at which all of them were evaluated: a grid for each side.
 
@@ -118,16 +142,17 @@ def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
     ]
 
 
-def _why_no_final_loss(curves: Sequence[Curve]) -> str | None:
+def _why_no_final_loss(curves: Sequence[Curve], side: str) -> str | None:
     diverged = sum(curve.end == "diverged" for curve in curves)
     if diverged:
-        return f"{diverged} of {len(with_result(curves))} runs diverged: no final loss"
-    return None if with_result(curves) else "no results"
+        num_runs = len(with_result(curves))
+        return f"{diverged} of {num_runs} runs of {side} diverged: no final loss"
+    return None if with_result(curves) else f"no results of {side}"
 
 
 def final_loss(curves: Sequence[Curve], alpha: float = ALPHA) -> Interval:
     """Return the mean loss at the end of the budget; no estimate if a run diverged or none has a result."""
-    note = _why_no_final_loss(curves)
+    note = _why_no_final_loss(curves, "this arm")
     if note is not None:
         return Interval(note=note)
     return mean_interval([curve.loss[-1] for curve in with_result(curves)], alpha)
@@ -139,8 +164,11 @@ def final_differences(
     """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
     differences: dict[str, LossDifference] = {}
     grids: dict[str, list[CurveGrid]] = {}
-    for arm, (runs, base_runs) in sides.items():
-        note = _why_no_final_loss(runs) or _why_no_final_loss(base_runs)
+    compared = {arm: with_partners(*curves, method) for arm, curves in sides.items()}
+    for arm, (runs, base_runs) in compared.items():
+        note = _why_no_final_loss(runs, "this arm") or _why_no_final_loss(
+            base_runs, "the baseline"
+        )
         arm_grids = common_grids(runs, base_runs)
         if note is not None or not len(arm_grids[0].tokens):
             differences[arm] = LossDifference(
@@ -150,12 +178,15 @@ def final_differences(
             grids[arm] = arm_grids
     last_losses = {arm: _losses_at(arm_grids, -1) for arm, arm_grids in grids.items()}
     for arm, contrast in contrasts(last_losses, method).items():
-        grid, base_grid = grids[arm]
+        grid, _ = grids[arm]
+        pairs = len(contrast.pairs)
+        n, n_baseline, left_out = sample_sizes(sides[arm], compared[arm], pairs)
         differences[arm] = LossDifference(
             **vars(contrast.interval(method)),
+            n=n,
+            n_baseline=n_baseline,
+            left_out=left_out,
             tokens=int(grid.tokens[-1]),
-            n=len(grid.loss),
-            n_baseline=len(base_grid.loss),
             figure=contrast.estimate,
             moderated=contrast.estimate != contrast.own,
         )
@@ -167,7 +198,10 @@ def difference_bands(sides: Mapping[str, Sides], method: Method) -> dict[str, Ba
 
     Arms moderate each other at each token count separately.
     """
-    grids = {arm: common_grids(*curves) for arm, curves in sides.items()}
+    grids = {
+        arm: common_grids(*with_partners(*curves, method))
+        for arm, curves in sides.items()
+    }
     intervals: dict[str, list[tuple[float | None, ...]]] = {arm: [] for arm in sides}
     evaluated = {int(tokens) for grid, _ in grids.values() for tokens in grid.tokens}
     for tokens in sorted(evaluated):

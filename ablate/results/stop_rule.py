@@ -3,7 +3,8 @@
 With seeds until settled, stopping at the first favourable interval errs far more often than one time in
 twenty. So all looks, one after each seed, have one stricter nominal level, at which they together err in 5 %
 of all studies (Pocock 1977, here for Student's t). Intervals at this level are repeated confidence intervals
-(Jennison and Turnbull 1989), which hold whether, when and why an arm was stopped.
+(Jennison and Turnbull 1989), which hold whether, when and why an arm was stopped. Of several arms one stops
+only where what is shown of it holds for all arms together (``claims``), each with its newest look.
 
 A look at n seeds takes the first n seeds of the arms not yet stopped, and of the baseline. It is due when
 each of these runs has a result or can no longer get one, so that its outcome does not depend on which run
@@ -14,21 +15,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import stdtr
 
-from ablate.results.cost import is_settled, standing, token_costs
+from ablate.results.claims import claims_together, p_values
+from ablate.results.cost import token_costs
 from ablate.results.intervals import ALPHA, Method
 from ablate.results.losses import final_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ablate.results.cost import Standing
-    from ablate.results.losses import Curve, Sides
+    from ablate.results.claims import Claim
+    from ablate.results.cost import Cost
+    from ablate.results.losses import Curve, LossDifference
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan, Margin, Settled, StopRule
 
@@ -57,13 +60,15 @@ class Decision:
     seeds: int | None = None
 
 
-def level_of(rule: StopRule | None) -> float:
-    """Return the nominal two-sided significance level of a study's intervals: ``ALPHA`` without looks."""
-    return (
-        ALPHA
-        if rule is None or rule.settled is None
-        else level_of_looks(rule.settled.looks)
-    )
+def level_of(rule: StopRule | None, comparisons: int = 1) -> float:
+    """Return the nominal two-sided significance level of a study's intervals: ``ALPHA`` without looks.
+
+    ``comparisons``: at the level of so many, any of them errs in 5 % of studies.
+    """
+    alpha = ALPHA / comparisons
+    if rule is None or rule.settled is None:
+        return alpha
+    return level_of_looks(rule.settled.looks, alpha)
 
 
 def method_of(plan: LockedPlan, origin: int = 0) -> Method:
@@ -75,12 +80,19 @@ def method_of(plan: LockedPlan, origin: int = 0) -> Method:
     )
 
 
-@cache
-def level_of_looks(looks: tuple[int, ...], *, one_sided: bool = False) -> float:
-    """Simulate paired t intervals of an arm without a cost: 5 % of such arms are found to have one.
+def level_of_looks(
+    looks: tuple[int, ...], alpha: float = ALPHA, *, one_sided: bool = False
+) -> float:
+    """Return the level of each look at which a share ``alpha`` of arms without a cost are found to have one.
 
-    ``one_sided``: 5 % are found to save tokens, and 5 % to cost some.
+    ``one_sided``: are found to save tokens, and as many to cost some.
     """
+    return float(np.quantile(_lowest_p(looks, one_sided=one_sided), alpha))
+
+
+@cache
+def _lowest_p(looks: tuple[int, ...], *, one_sided: bool) -> np.ndarray:
+    """Simulate the lowest p-value over the looks of paired t tests, of arms without a cost."""
     rng = np.random.default_rng(0)
     n = 0
     mean = np.zeros(_PATHS)
@@ -96,7 +108,7 @@ def level_of_looks(looks: tuple[int, ...], *, one_sided: bool = False) -> float:
         n = look
         t = (mean if one_sided else np.abs(mean)) / np.sqrt(squares / (n - 1) / n)
         lowest_p = np.minimum(lowest_p, 2 * stdtr(n - 1, -t))
-    return float(np.quantile(lowest_p, ALPHA))
+    return lowest_p
 
 
 def decide(
@@ -118,6 +130,7 @@ def decide(
     looks = () if rule.settled is None else rule.settled.looks
     stopped: dict[str, Stopped] = {}
     seeds = looks[-1] if looks else None
+    p_of_arms: dict[str, Mapping[Claim, float]] = {}
     for n in looks[:-1]:
         first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
         if any(
@@ -132,8 +145,20 @@ def decide(
             for arm in going
             if _is_complete(first[arm])
         }
-        for arm, reason in _settled_arms(sides, rule.settled, method, margin):
-            if arm in may_stop:
+        costs = token_costs(sides, method)
+        losses: dict[str, LossDifference] = {}
+        if margin is not None and margin.kind == "loss":
+            losses = final_differences(sides, method)
+        for arm, cost in costs.items():
+            if arm not in never:
+                loss = losses[arm].figure if arm in losses else None
+                p_of_arms[arm] = p_values(cost, loss, margin)
+        claims = claims_together(p_of_arms, partial(level_of, rule))
+        for arm, cost in costs.items():
+            if arm not in may_stop:
+                continue
+            reason = _why_settled(cost, claims[arm], rule.settled, margin)
+            if reason:
                 stopped[arm] = Stopped(
                     kind="settled", seeds=n, reason=f"{reason} {after}"
                 )
@@ -167,34 +192,23 @@ def _is_complete(runs: Sequence[Outcome], *, or_lost: bool = False) -> bool:
     return all(run.end != "missing" or (or_lost and run.lost) for run in runs)
 
 
-def _settled_arms(
-    sides: Mapping[str, Sides],
-    rule: Settled | None,
-    method: Method,
-    margin: Margin | None,
-) -> Iterator[tuple[str, str]]:
-    """Yield each arm of which something is settled, and in words what."""
-    losses = {}
-    if margin is not None and margin.kind == "loss":
-        losses = final_differences(sides, method)
-    for arm, cost in token_costs(sides, method).items():
-        is_positive = cost.restricted is not None and (cost.restricted.low or 0.0) > 0
-        width = math.inf
-        if cost.kind == "interval" and cost.low is not None and cost.high is not None:
-            width = cost.high - cost.low
-        place: Standing = "open"
-        if margin is not None:
-            loss = losses[arm].figure if arm in losses else None
-            place = standing(cost, loss, margin, method.alpha)
-        if place != "open":
-            side = "inside" if place == "within" else "outside"
-            yield arm, f"it is shown to be {side} of the margin"
-        # Runs cut at the budget can show a cost, but no saving.
-        elif margin is None and (is_settled(cost) or is_positive):
-            yield arm, "its token cost is settled"
-        elif (
-            rule is not None
-            and rule.narrower_than is not None
-            and width < rule.narrower_than
-        ):
-            yield arm, f"its interval is narrower than {100 * rule.narrower_than:g} %"
+def _why_settled(
+    cost: Cost, claims: frozenset[Claim], rule: Settled | None, margin: Margin | None
+) -> str:
+    """Say what is settled of an arm; empty if nothing is. ``claims``: those that hold for all arms together."""
+    if "within" in claims:
+        return "it is shown to be inside of the margin"
+    if "outside" in claims:
+        return "it is shown to be outside of the margin"
+    if margin is None and "differs" in claims:
+        return "its token cost is settled"
+    limit = None if rule is None else rule.narrower_than
+    if (
+        limit is not None
+        and cost.kind == "interval"
+        and cost.low is not None
+        and cost.high is not None
+        and cost.high - cost.low < limit
+    ):
+        return f"its interval is narrower than {100 * limit:g} %"
+    return ""

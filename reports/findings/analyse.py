@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ablate.reports.findings.arms import against, arm_runs, bf16_ends, compare_arms
+from ablate.reports.findings.arms import (
+    add_claims,
+    against,
+    arm_runs,
+    bf16_ends,
+    compare_arms,
+)
 from ablate.reports.findings.effects import find_effects
 from ablate.reports.findings.gemms import (
     find_cells,
@@ -41,18 +47,12 @@ from ablate.reports.findings.speed import (
     share_in_fp4,
     timing_of_runs,
 )
-from ablate.results.cost import (
-    NEAR_BUDGET,
-    Cost,
-    limited_figure,
-    log_tokens,
-    mean_tokens,
-    standing,
-)
+from ablate.results.claims import has_interval, limited_figure
+from ablate.results.cost import NEAR_BUDGET, Cost, log_tokens, mean_tokens
 from ablate.results.ends import comparisons, find_set_apart, origins
 from ablate.results.intervals import Interval
 from ablate.results.losses import final_loss
-from ablate.results.stop_rule import method_of
+from ablate.results.stop_rule import level_of, method_of
 from ablate.run.evaluations import notes_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 
 NO_TARGET = "no target was given"
+MOST_RIVALS = 10
+"""So many arms, in a larger study, are what all others are compared with."""
 # Records of older versions have ``timing_…``.
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
@@ -108,11 +110,14 @@ def _analyse(frames: StudyFrames) -> Analysis:
         compared |= compare_arms(groups[origin], by_bf16[origin], plan)
     baseline = by_origin[plan.counted_from(plan.baseline)][plan.baseline]
     compared[plan.baseline] = baseline
+    compared = add_claims(compared, plan)
+    num_settled = sum(bool(arm.claims) for arm in compared.values())
+    level = level_of(plan.stop, max(1, len(compared) - 1 - num_settled))
     arms = []
     for planned in plan.arms:
         arm = compared[planned.name]
         arm_baseline = by_origin[arm.counted_from][plan.baseline]
-        arms.append(_with_figures(arm, arm_baseline, plan, timing, throughput))
+        arms.append(_with_figures(arm, arm_baseline, plan, timing, throughput, level))
 
     @cache
     def over(first: str, origin: int) -> dict[str, ArmResult]:
@@ -141,6 +146,9 @@ def _analyse(frames: StudyFrames) -> Analysis:
         matrices=find_matrices(cells),
         steps=steps,
         effects=find_effects(arms, cells, steps, method_of(plan)),
+        over_rivals={
+            arm.name: over(arm.name, arm.counted_from) for arm in _rivals(arms, plan)
+        },
         resolution=_resolution(arms, baseline.used),
         timing=timing,
         throughput=throughput,
@@ -175,8 +183,12 @@ def _with_figures(
     plan: LockedPlan,
     timing: RunTiming,
     throughput: Throughput | None,
+    level: float,
 ) -> ArmResult:
-    """Add an arm's own figures. ``base``: the baseline, counted from the same place."""
+    """Add an arm's own figures.
+
+    ``base``: the baseline, counted from the same place. ``level``: at which an open arm would be settled.
+    """
     base_runs = base.used[: arm.seeds]
     is_baseline = arm.name == plan.baseline
     cost = arm.token_cost
@@ -214,16 +226,15 @@ def _with_figures(
         if measured.throughput.estimate is not None:
             arm = replace(arm, measured=measured)
     limited = None
-    if plan.margin is not None and not is_baseline:
-        loss = arm.difference.figure
-        arm = replace(arm, standing=standing(cost, loss, plan.margin, arm.alpha))
-        figure, limit = limited_figure(cost, loss, plan.margin)
-        if figure is not None and figure.variance:
-            limited = (figure, limit)
+    is_settled = "differs" in arm.claims
+    if plan.margin is not None:
+        is_settled = arm.standing != "open"
+        limited = limited_figure(cost.figure, arm.difference.figure, plan.margin)
     if arm.stopped is None:
-        arm = replace(
-            arm, power=power_of(cost, arm.used, base_runs, limited, arm.alpha)
+        power = power_of(
+            cost, arm.used, base_runs, limited, settled=is_settled, level=level
         )
+        arm = replace(arm, power=power)
     if arm.config is None:
         return arm
     modelled: tuple[Modelled, ...] = ()
@@ -237,6 +248,17 @@ def _with_figures(
         published=published_for(arm.config.recipe),
         modelled=modelled,
     )
+
+
+def _rivals(arms: Sequence[ArmResult], plan: LockedPlan) -> list[ArmResult]:
+    """Return the arms of lowest cost, of lowest loss without a target; those with FP4 first."""
+    ranked = []
+    for arm in arms:
+        figure = (arm.difference if plan.target is None else arm.token_cost).figure
+        if has_interval(figure) and not arm.planned.again:
+            ranked.append((not arm.fp4_share, figure.value, arm.name))
+    names = [name for _, _, name in sorted(ranked)[:MOST_RIVALS]]
+    return [arm for arm in arms if arm.name in names]
 
 
 def _is_near_budget(run: RunResult, origin: int) -> bool:

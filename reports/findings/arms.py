@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +16,13 @@ import numpy as np
 from ablate.reports.findings.results import ArmResult, InBf16
 from ablate.reports.findings.speed import read_configs
 from ablate.reports.findings.targets import move_target
+from ablate.results.claims import claims_together, p_values
 from ablate.results.cost import is_settled, token_costs
 from ablate.results.ends import origins, run_ends
 from ablate.results.frames import BF16_LOSS
 from ablate.results.intervals import Interval, change_interval, contrast
 from ablate.results.losses import final_differences, final_loss, with_result
-from ablate.results.stop_rule import method_of
+from ablate.results.stop_rule import level_of, method_of
 from ablate.results.stops import decide_stops, is_unused
 from ablate.run.outcome import Outcome
 
@@ -102,7 +104,7 @@ def against(
             cost = replace(costs[name], counted_from=base.counted_from)
             # The runs that ended before a divergence stopped the arm are a selection.
             if arm.stopped_by_divergence or base.stopped_by_divergence:
-                cost = replace(cost, restricted=None)
+                cost = replace(cost, restricted=None, cut_figure=None)
             compared[name] = replace(arm, token_cost=cost, difference=differences[name])
     return compared
 
@@ -144,6 +146,27 @@ def compare_arms(
     for name, arm in compared.items():
         compared[name] = replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name))
     return compared
+
+
+def add_claims(arms: Mapping[str, ArmResult], plan: LockedPlan) -> dict[str, ArmResult]:
+    """Add what can be stated of each arm beside the same statements on all others.
+
+    Without a target it is on the final loss. The baseline itself and once more are left as they are.
+    """
+    p_of_arms = {}
+    for name, arm in arms.items():
+        if name != plan.baseline and not arm.planned.again:
+            cost = arm.token_cost
+            loss = arm.difference.figure
+            if plan.target is None:
+                cost = replace(cost, figure=loss)
+            p_of_arms[name] = p_values(cost, loss, plan.margin)
+    claims_of_arms = claims_together(p_of_arms, partial(level_of, plan.stop))
+    with_claims = dict(arms)
+    for name, claims in claims_of_arms.items():
+        standing = next(iter(claims - {"differs"}), "open") if plan.margin else None
+        with_claims[name] = replace(arms[name], claims=claims, standing=standing)
+    return with_claims
 
 
 def bf16_ends(

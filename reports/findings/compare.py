@@ -16,9 +16,11 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError, cut
+from ablate.results.claims import has_interval, hold_together, p_of_difference
 from ablate.results.cost import Cost
 from ablate.results.intervals import (
     TOO_LARGE,
@@ -27,6 +29,7 @@ from ablate.results.intervals import (
     combined_interval,
     exponential,
 )
+from ablate.results.stop_rule import level_of
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig
 from ablate.store.records import RecordedConfig
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.frames import StudyFrames
+    from ablate.results.intervals import Estimate
     from ablate.results.losses import LossDifference
     from ablate.run.config import RunConfig
     from ablate.store.plan_file import LockedPlan, StopRule
@@ -64,13 +68,14 @@ class Line:
     """An arm's ``Cost`` or ``LossDifference`` in each study (None if it lacks the arm), and how it changes.
 
     The straight line is ``intercept`` + ``slope`` · log10 of the place; None without two estimates at two
-    places. ``change`` is per tenfold of the place, with its interval.
+    places. ``change`` is per tenfold of the place, with its interval; ``figure``: the slope with its variance.
     """
 
     points: tuple[Cost | LossDifference | None, ...]
     change: Interval
     intercept: float | None = None
     slope: float | None = None
+    figure: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +95,19 @@ class ComparedArm:
 class Comparison:
     """Studies by rising place: their parameters or tokens; of two, without an ``axis``, 1 and 10.
 
-    ``left_out``: other arms, and why. ``differs`` maps each difference, besides that of the axis, to its
-    value in each study, as text. ``rules``: the studies' stop rules; with a rule the intervals are repeated
-    confidence intervals. ``loss_unit``: of the losses of all studies.
+    ``pairs``: arms over each other, named ``a over b``, as ``arms`` are over the baseline.
+    ``holding``: by figure, the arms of which a change is shown beside those of all others. ``left_out``: other
+    arms, and why. ``differs`` maps each difference, besides that of the axis, to its value in each
+    study, as text. ``rules``: the studies' stop rules; with a rule the intervals are repeated confidence
+    intervals. ``loss_unit``: of the losses of all studies.
     """
 
     studies: tuple[PlacedStudy, ...]
     axis: Axis
     places: tuple[int, ...]
     arms: tuple[ComparedArm, ...]
+    pairs: tuple[ComparedArm, ...]
+    holding: Mapping[str, tuple[str, ...]]
     left_out: Mapping[str, str]
     differs: Mapping[str, tuple[str, ...]]
     rules: tuple[StopRule | None, ...]
@@ -156,13 +165,7 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
     ):
         results = [analysis.other(name) for analysis in analyses]
         strictest = min(result.alpha for result in results if result is not None)
-        costs = [None if result is None else result.token_cost for result in results]
-        gaps = [None if result is None else result.difference for result in results]
-        arm = ComparedArm(
-            name=name,
-            token_cost=line_through(costs, places, strictest),
-            loss_gap=line_through(gaps, places, strictest),
-        )
+        arm = _compared_arm(name, results, places, strictest)
         reason = _why_left_out(
             arm, results, [analysis.baseline_arm for analysis in analyses], axis
         )
@@ -192,16 +195,54 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         }
     elif axis == "tokens":
         differs.pop("training.tokens", None)
+    rule = min((analysis.plan.stop for analysis in analyses), key=level_of)
+    pairs = []
+    for over, arm in itertools.combinations(arms, 2):
+        rivals = [analysis.over_rivals.get(over.name, {}) for analysis in analyses]
+        results = [rival.get(arm.name) for rival in rivals]
+        name = f"{arm.name} over {over.name}"
+        pairs.append(_compared_arm(name, results, places, level_of(rule)))
     return Comparison(
         studies=tuple(placed[i] for i in order),
         axis=axis,
         places=tuple(places),
         arms=tuple(arms),
+        pairs=tuple(pairs),
+        holding={
+            field: _holding(arms, field, rule) for field in ("token_cost", "loss_gap")
+        },
         left_out=left_out,
         differs=differs,
         rules=tuple(analysis.plan.stop for analysis in analyses),
         loss_unit=analyses[0].plan.unit,
     )
+
+
+def _compared_arm(
+    name: str,
+    results: Sequence[ArmResult | None],
+    places: Sequence[int],
+    alpha: float,
+) -> ComparedArm:
+    costs = [None if result is None else result.token_cost for result in results]
+    gaps = [None if result is None else result.difference for result in results]
+    return ComparedArm(
+        name=name,
+        token_cost=line_through(costs, places, alpha),
+        loss_gap=line_through(gaps, places, alpha),
+    )
+
+
+def _holding(
+    arms: Sequence[ComparedArm], field: str, rule: StopRule | None
+) -> tuple[str, ...]:
+    """Return the arms whose change of this figure is shown beside those of all others."""
+    p_values = {}
+    for arm in arms:
+        change = getattr(arm, field).figure
+        if has_interval(change):
+            p_values[arm.name] = p_of_difference(change)
+    return tuple(sorted(hold_together(p_values, partial(level_of, rule))))
 
 
 def _placed(analysis: Analysis) -> PlacedStudy:
@@ -295,7 +336,7 @@ def line_through(
     middle = statistics.fmean(x for x, _ in figures)
     square = sum((x - middle) ** 2 for x, _ in figures)
     parts = [((x - middle) / square, figure) for x, figure in figures]
-    slope = combination(parts).value
+    slope = combination(parts)
     change = combined_interval(parts, alpha)
     if any(isinstance(point, Cost) for point in points):
         change = exponential(change, minus=1.0)
@@ -305,8 +346,9 @@ def line_through(
         points=tuple(points),
         change=change,
         intercept=statistics.fmean(figure.value for _, figure in figures)
-        - slope * middle,
-        slope=slope,
+        - slope.value * middle,
+        slope=slope.value,
+        figure=slope,
     )
 
 

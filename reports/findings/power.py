@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import nctdtr
 
-from ablate.results.cost import is_settled, stands
 from ablate.results.intervals import ALPHA, quantile
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ class Power:
 
     ``spread_of_the_pairs``: of the differences of log T over seeds in common; None without pairs.
     ``smallest_cost``: the smallest token cost that these seeds would have shown with a chance of 80 %.
-    ``more_seeds``: how many more seeds of each arm would settle the comparison if the true cost equals the
-    estimate: that it is not zero or, with a margin, whether it is within. 0 if settled, None above 1,000.
+    ``more_seeds``: how many more seeds of each arm would settle the comparison beside all others if the true
+    cost equals the estimate: that it is not zero or, with a margin, whether it is within. 0 if settled, None
+    above 1,000.
     """
 
     spread_of_log_tokens: float
@@ -53,13 +53,15 @@ def power_of(
     cost: Cost,
     arm: Sequence[Outcome],
     baseline: Sequence[Outcome],
-    margin: tuple[Estimate, float] | None = None,
-    alpha: float = ALPHA,
+    margin: tuple[Estimate | None, float] | None = None,
+    *,
+    settled: bool = False,
+    level: float = ALPHA,
 ) -> Power | None:
     """Compute the power of the runs behind a token cost; None if the cost has no interval.
 
-    ``margin``: the figure that it limits, and the limit on either side of zero; ``alpha``: the chance that
-    each of its two tests errs.
+    ``margin``: the figure that it limits, and the limit on either side of zero. ``settled``: whether no more
+    seeds are asked for; ``level``: else the one that further seeds are to reach.
     """
     log_ratio = cost.figure
     if cost.kind != "interval" or log_ratio is None:
@@ -75,19 +77,15 @@ def power_of(
         of_seed = {run.seed: math.log(run.high) for run in baseline if run.exact}
         exact = (run for run in arm if run.exact and run.seed in of_seed)
         pairs = _spread([math.log(run.high) - of_seed[run.seed] for run in exact])
-    if margin is None:
-        figure = log_ratio
-        limit = 0.0
-        settled = is_settled(cost)
-    else:
-        figure, limit = margin
-        settled = stands(figure, limit, alpha) != "open"
+    figure, limit = margin or (log_ratio, 0.0)
+    if figure is None or not figure.variance:
+        figure, limit = log_ratio, 0.0
     return Power(
         spread_of_log_tokens=_spread(logs),
         spread_of_the_baseline=_spread(base_logs),
         spread_of_the_pairs=pairs,
         smallest_cost=math.expm1(_reach(log_ratio.degrees) * error),
-        more_seeds=0 if settled else _more(figure, limit, cost),
+        more_seeds=0 if settled else _more(figure, limit, cost, level),
     )
 
 
@@ -95,9 +93,9 @@ def _spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1))
 
 
-def _chance(effect: float, degrees: float) -> float:
+def _chance(effect: float, degrees: float, level: float = ALPHA) -> float:
     """Return the chance that a difference of ``effect`` standard errors is found."""
-    edge = quantile(degrees, ALPHA)
+    edge = quantile(degrees, level)
     return 1 - _below(edge, degrees, effect) + _below(-edge, degrees, effect)
 
 
@@ -119,9 +117,11 @@ def _reach(degrees: float) -> float:
     return high
 
 
-def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
+def _chance_of_margin(
+    effect: float, limit: float, degrees: float, level: float
+) -> float:
     """Return the chance that a difference is shown within or outside a limit, both in standard errors."""
-    edge = quantile(degrees, 2 * ALPHA)
+    edge = quantile(degrees, 2 * level)
     if abs(effect) > limit:
         return 1 - _below(edge, degrees, abs(effect) - limit)
     return max(
@@ -132,7 +132,7 @@ def _chance_of_margin(effect: float, limit: float, degrees: float) -> float:
     )
 
 
-def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
+def _more(figure: Estimate, limit: float, cost: Cost, level: float) -> int | None:
     """Return how many more seeds settle a figure: not zero or, with a limit, within or outside of it."""
     n = cost.pairs or min(cost.n, cost.n_baseline)
     degrees_per_seed = 1 if cost.pairs else 2
@@ -142,8 +142,8 @@ def _more(figure: Estimate, limit: float, cost: Cost) -> int | None:
         degrees = figure.degrees + degrees_per_seed * (seeds - n)
         effect = abs(figure.value) / error
         if limit:
-            return _chance_of_margin(effect, limit / error, degrees) >= POWER
-        return _chance(effect, degrees) >= POWER
+            return _chance_of_margin(effect, limit / error, degrees, level) >= POWER
+        return _chance(effect, degrees, level) >= POWER
 
     # The chance rises with the seeds.
     more = bisect_left(range(n, MOST_SEEDS + 1), x=True, key=shown)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ablate.results.claims import may_be_least
 from ablate.results.cost import Cost
 from ablate.results.intervals import ALPHA, Interval
 from ablate.results.losses import LossDifference
+from ablate.results.stop_rule import level_of
 from ablate.run.schedule import decay_begins, plan_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ablate.reports.findings.gemms import Matrix, Published, Step
     from ablate.reports.findings.power import Power
     from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
     from ablate.reports.findings.targets import Moved
-    from ablate.results.cost import Standing
+    from ablate.results.claims import Claim
     from ablate.results.ends import RunResult, SetApart
+    from ablate.results.intervals import Estimate
     from ablate.results.losses import Curve
     from ablate.results.stop_rule import Stopped
     from ablate.run.config import RunConfig
@@ -59,9 +65,10 @@ class ArmResult:
     ``stopped``: why it was stopped early; ``unused`` runs then do not count, not even as missing.
     ``counted_from``: tokens of the fork, from which its outcomes, tokens to target and token cost are
     counted; 0 from the beginning. ``measured``: None without valid timing, see ``speed``. ``fp4_share``,
-    ``modelled``: None and empty without a configuration. ``standing``: relative to the margin, None without
-    one. ``moved``: at other targets; None for the baseline, and where there are none. ``in_bf16``: by the
-    second evaluation; None for the baseline, and if it or the arm has none.
+    ``modelled``: None and empty without a configuration. ``claims``: what holds of it beside the same claims on
+    all other arms; ``standing``: by them within, outside or open to the margin; None without one. ``moved``: at
+    other targets; None for the baseline, and where there are none. ``in_bf16``: by the second evaluation;
+    None for the baseline, and if it or the arm has none.
     """
 
     planned: LockedArm
@@ -74,7 +81,8 @@ class ArmResult:
     token_cost: Cost = _NO_COST
     final_loss: Interval = _NONE
     difference: LossDifference = _NO_DIFFERENCE
-    standing: Standing | None = None
+    claims: frozenset[Claim] = frozenset()
+    standing: str | None = None
     moved: Moved | None = None
     power: Power | None = None
     measured: Measured | None = None
@@ -213,9 +221,10 @@ class Resolution:
 class Analysis:
     """Every number of the report. ``plan``: what was compared, and how.
 
-    ``accumulators``: the arms by what their sums keep, for runs that measured it before they trained.
-    ``tuning``: None unless the study tunes its arms; ``arms`` are then those at the values found.
-    ``curves_in_bf16``: by the evaluation in bf16, for the runs that have one.
+    ``over_rivals``: by arm, for those of lowest cost, all others compared with it. ``accumulators``: the arms
+    by what their sums keep, for runs that measured it before they trained. ``tuning``: None unless the study
+    tunes its arms; ``arms`` are then those at the values found. ``curves_in_bf16``: by the evaluation in bf16,
+    for the runs that have one.
     """
 
     plan: LockedPlan
@@ -223,6 +232,7 @@ class Analysis:
     matrices: tuple[Matrix, ...]
     steps: tuple[Step, ...]
     effects: tuple[Effect, ...]
+    over_rivals: Mapping[str, Mapping[str, ArmResult]]
     resolution: Resolution
     timing: RunTiming
     throughput: Throughput | None
@@ -285,6 +295,28 @@ class Analysis:
     def others(self) -> tuple[ArmResult, ...]:
         """The arms compared with the baseline."""
         return tuple(arm for arm in self.arms if arm.name != self.baseline)
+
+    def least_costly(self, arms: Sequence[ArmResult]) -> dict[str, Interval]:
+        """Return those of the arms that may need the fewest tokens, each over the best other one.
+
+        Empty for one arm, and if any two cannot be compared, as when they are counted from different places.
+        """
+        names = {arm.name for arm in arms}
+        figures: dict[str, dict[str, Estimate]] = {}
+        for rival in names & self.over_rivals.keys():
+            figures[rival] = {
+                name: arm.token_cost.figure
+                for name, arm in self.over_rivals[rival].items()
+                if name in names and arm.token_cost.figure is not None
+            }
+            if len(figures[rival]) < len(names) - 1:
+                return {}
+        return may_be_least(figures, partial(level_of, self.plan.stop))
+
+    @property
+    def judged(self) -> tuple[ArmResult, ...]:
+        """The arms on which something can be stated: not the baseline, nor the baseline once more."""
+        return tuple(arm for arm in self.others if not arm.planned.again)
 
     @property
     def decay_begins(self) -> int | None:

@@ -11,7 +11,8 @@ honest figure, and a `note` says why.
 ```text
 format, study, description, baseline, loss_unit
 target            {kind, value, val_loss, crossing}, null where imported logs are compared by final loss
-take              the arm that the verdict says to take, null without one
+take              the arm that the verdict says to take, null without one and where several tie
+least_costly      {arm: {estimate, low, high, note}}: those that may need the fewest tokens, over the best other arm
 verdict, notices, warnings          lists of sentences
 findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged" | "open" | "none"), text}
 matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
@@ -34,15 +35,16 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
                    break_even_throughput, final_loss, standing, power, target_sweep[], measured,
                    fp4_share_of_flops, modelled[], published[], in_bf16, text, runs[]}
   tokens_to_target, break_even_throughput   {estimate, low, high}
-  token_cost      {estimate, low, high, kind, note, n, n_baseline, pairs, pairing_variance_ratio, own, stands_out,
+  token_cost      {estimate, low, high, kind, note, n, n_baseline, left_out (runs without a partner), pairs, pairing_variance_ratio, own, stands_out,
                    baseline_stands_out, near_budget, restricted, counted_from_tokens (of the fork, 0 for whole runs)}
                   kind: baseline | interval | point (no interval) | bound (low or high alone) | none
                   own: the interval from its own variance alone; stands_out: its runs spread more than the others';
                   baseline_stands_out: without pairs, the baseline's spread more than the arms';
                   near_budget: a run reached the target in the last 5 % of its budget
   fork            {arm, tokens}: the arm that it leaves, and after how many tokens; null of whole runs
-  final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline}}
-  standing        "within" | "outside" | "open" of target.within, null without a margin
+  final_loss      {mean, low, high, difference {estimate, low, high, tokens, n, n_baseline, left_out}}
+  standing        "within" | "outside" | "open" of target.within, beside all other arms; null without a margin
+  together        what holds beside the same of all other arms: of "differs", "within", "outside"
   power           {spread_of_log_tokens, spread_of_the_baseline, spread_of_the_pairs, smallest_cost, more_seeds}
   stopped         {kind ("settled" | "diverged"), reason, seeds, runs_unused}, null unless stopped
   nominal_level   of the study's intervals: 0.05 unless it has looks
@@ -58,6 +60,7 @@ arms[]            {name, description, baseline_again, recipe, differs, folded, f
 steps[]           {gemm, from, to, token_cost}
 effects[]         {factor ("gemm", "stabiliser" or a key), over, level, estimate, low, high, n (seeds), p_same (of all pairs
                   alike), pairs[] {from, to, change (null: left out)}}: average over pairs that differ in that factor alone
+pairs[]           {arm, over, token_cost, loss_difference}: each arm over each of the ten of lowest cost
 tuning            null, or {study, done, fields, sampler, trials, seeds, tokens, share_of_a_run,
                   tokens_of_all_trials, tokens_of_the_runs_compared, arms[] {name, tuned, group, shared, chosen,
                   outermost, trials_complete, trials_pruned, trials_diverged, tokens_of_the_trials, loss_shared,
@@ -77,8 +80,10 @@ What `ablate compare --out FOLDER` writes, and `--json` prints:
 studies[]      {name, baseline, target, parameters, tokens}, by rising place
 axis, places[] "parameters" or "tokens", and those of each study; of two studies "" and 1, 10
 arms[]         {name, token_cost, loss_gap}, each {points[] (null: not in that study), change {estimate, low, high, note},
-               intercept, slope}: the line of log(1 + token cost), or the gap, over log10 of the place; the change is for
+               intercept, slope, figure (the slope with its variance)}: the line of log(1 + token cost), or the gap, over log10 of the place; the change is for
                a tenfold of it, of two studies from one to the other
+holding        {token_cost, loss_gap}: the arms whose change is shown beside those of all others
+pairs[]        as arms, of each arm over each other one: their names are "ARM over ARM"
 left_out       {arm: reason}
 differs        {key: a value each study}
 rules[]        the studies' stop rules
@@ -164,6 +169,19 @@ def _text(arm: ArmResult) -> dict[str, str]:
     }
 
 
+def _pairs(analysis: Analysis) -> list[dict[str, Any]]:
+    return [
+        {
+            "arm": arm.name,
+            "over": over,
+            "token_cost": arm.token_cost,
+            "loss_difference": arm.difference,
+        }
+        for over, arms in analysis.over_rivals.items()
+        for arm in arms.values()
+    ]
+
+
 def _counted(key: str, pairs: Iterable[tuple[Any, int]]) -> list[dict[str, Any]]:
     return [{"runs": runs, key: value} for value, runs in pairs]
 
@@ -193,6 +211,7 @@ _KEYS: dict[type, Keys] = {
         "arms": "arms",
         "steps": "steps",
         "effects": "effects",
+        "pairs": _pairs,
         "tuning": "tuning",
         "dropped": "plan.dropped",
         "environments": lambda analysis: _counted("environment", analysis.environments),
@@ -232,6 +251,7 @@ _KEYS: dict[type, Keys] = {
         final_loss=_final_loss,
         target_sweep=_target_sweep,
         fp4_share_of_flops="fp4_share",
+        together=lambda arm: sorted(arm.claims),
         text=_text,
     ),
     RunResult: _keys(
@@ -259,6 +279,7 @@ _KEYS: dict[type, Keys] = {
         "kind",
         "n",
         "n_baseline",
+        "left_out",
         "pairs",
         "pairing_variance_ratio",
         "own",
@@ -269,7 +290,7 @@ _KEYS: dict[type, Keys] = {
         counted_from_tokens="counted_from",
     ),
     LossDifference: _keys(
-        "estimate", "low", "high", "note", "tokens", "n", "n_baseline"
+        "estimate", "low", "high", "note", "tokens", "n", "n_baseline", "left_out"
     ),
     Measured: _keys(
         "timed",
@@ -377,6 +398,7 @@ def report_document(
         **plain(analysis),
         "target": target and plain(target) | {"val_loss": target.val_loss},
         "take": verdict.take,
+        "least_costly": plain(verdict.least),
         "verdict": list(verdict.sentences),
         "findings": plain(verdict.findings),
         "notices": list(notices),

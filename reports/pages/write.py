@@ -98,7 +98,7 @@ def write_report(
     findings = tuple(
         finding for finding in verdict.findings if finding.text not in in_matrix
     )
-    parts = _sections(analysis, diagnosed)
+    parts = _sections(analysis, diagnosed, verdict)
     texts = {
         "arms.csv": csv_text(arm_frame(analysis)),
         "runs.csv": csv_text(run_frame(analysis)),
@@ -145,7 +145,7 @@ def write_report(
 
 
 def _sections(
-    analysis: Analysis, diagnosed: Sequence[ArmDiagnosis]
+    analysis: Analysis, diagnosed: Sequence[ArmDiagnosis], verdict: Verdict
 ) -> list[Table | Drawing | None]:
     """Make the tables and figures in the page's order."""
     drawings = draw_figures(analysis)
@@ -156,6 +156,7 @@ def _sections(
         *effect_tables(analysis),
         *others[:1],
         tables.arms_table(analysis),
+        tables.pair_table(analysis, verdict.least),
         *others[1:],
         tables.step_table(analysis),
         tables.power_table(analysis),

@@ -83,6 +83,19 @@ def early_difference(arm: ArmResult, analysis: Analysis) -> int | None:
     return tokens_read
 
 
+def coarse_share(arm: ArmResult, analysis: Analysis) -> float | None:
+    """Return the evaluation interval as a share of the baseline's tokens, if the arm's cost is smaller."""
+    base = analysis.baseline_arm
+    cost = arm.token_cost.estimate
+    interval = analysis.resolution.tokens
+    if cost is None or interval is None or base.tokens_to_target.estimate is None:
+        return None
+    # After a fork the same interval is a larger share of the tokens that are left.
+    fork = arm.counted_from - base.counted_from
+    share_of_tokens = interval / (base.tokens_to_target.estimate - fork)
+    return share_of_tokens if abs(cost) < share_of_tokens else None
+
+
 def _budget(arm: ArmResult) -> int:
     return max(
         (run.budget for run in arm.runs if run.end not in ("missing", "unused")),
@@ -92,23 +105,11 @@ def _budget(arm: ArmResult) -> int:
 
 def _of_evaluations(analysis: Analysis) -> Iterator[str]:
     """Warn of coarse evaluations, of few results, and of loss differences before the end."""
-    resolution = analysis.resolution
-    base = analysis.baseline_arm
-    tokens_to_target = (base.tokens_to_target.estimate or 0.0) + base.counted_from
-    below = []
-    for arm in analysis.others:
-        if arm.token_cost.estimate is not None:
-            # After a fork the same interval is a larger share of the tokens that are left.
-            difference = abs(arm.token_cost.estimate) * (
-                tokens_to_target - arm.counted_from
-            )
-            if difference < (resolution.tokens or 0.0):
-                below.append(arm.name)
-    if below and resolution.share_of_tokens_to_target is not None:
+    coarse = [arm.name for arm in analysis.others if coarse_share(arm, analysis)]
+    if coarse:
         yield (
-            f"The token cost of {listed(below)} is smaller than the evaluation interval "
-            f"({share(resolution.share_of_tokens_to_target)} of the baseline's tokens to target, more of "
-            "those left after a fork). It rests on interpolation between evaluations: evaluate more often."
+            f"The token cost of {listed(coarse)} is smaller than the evaluation interval. It rests on "
+            "interpolation between evaluations: evaluate more often."
         )
     # An arm that was stopped early has few results on purpose.
     scarce = [
@@ -179,6 +180,11 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
     """Warn of targets that were reached too early, or in the decay."""
     early = []
     late = []
+    where = "by the first evaluation"
+    remedy = "evaluate earlier, or take a lower target"
+    if any(arm.counted_from for arm in analysis.arms):
+        where += ", or before the fork"
+        remedy += ", or an earlier fork"
     for arm in analysis.arms:
         crossings = [
             run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None
@@ -199,10 +205,7 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
                     f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}"
                 )
     if early:
-        yield (
-            f"The target is already reached by the first evaluation, or before the fork ({', '.join(early)})"
-            ": evaluate earlier, take a lower target, or an earlier fork."
-        )
+        yield (f"The target is already reached {where} ({', '.join(early)}): {remedy}.")
     if late:
         yield (
             f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}). There "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ablate.reports.words.format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ablate.reports.findings.compare import ComparedArm, Comparison, Line
     from ablate.reports.words.format import Table
@@ -74,12 +74,24 @@ def line_tables(comparison: Comparison) -> tuple[Table, ...]:
         f"Validation loss ({comparison.loss_unit}) minus that of {comparison.against} in each study, at the "
         f"last evaluation that all runs of both have; and what it changes by. {about}"
     )
-    return _line_table(comparison, _TOKEN_COST, costs), _line_table(
-        comparison, _LOSS_GAP, gaps
+    pairs = f"Each arm over each other one in each study. {about}"
+    figure = _LOSS_GAP
+    if any(_TOKEN_COST.line(pair) for pair in comparison.pairs):
+        figure = _TOKEN_COST
+    pair_table = _line_table(comparison, figure, pairs, comparison.pairs)
+    return (
+        _line_table(comparison, _TOKEN_COST, costs, comparison.arms),
+        _line_table(comparison, _LOSS_GAP, gaps, comparison.arms),
+        replace(pair_table, name="Pairs", title="Arm against arm"),
     )
 
 
-def _line_table(comparison: Comparison, figure: _Figure, caption: str) -> Table:
+def _line_table(
+    comparison: Comparison,
+    figure: _Figure,
+    caption: str,
+    arms: Sequence[ComparedArm],
+) -> Table:
     def point(i: int, row: tuple[str, Line]) -> str | None:
         value = row[1].points[i]
         return None if value is None else figure.write_point(value)
@@ -90,7 +102,7 @@ def _line_table(comparison: Comparison, figure: _Figure, caption: str) -> Table:
         columns.append(number(study.name + place, partial(point, i)))
     change = "Change per tenfold" if comparison.axis else "Change"
     columns.append(number(change, lambda row: figure.write_change(row[1].change)))
-    lines = [(arm.name, figure.line(arm)) for arm in comparison.arms]
+    lines = [(arm.name, figure.line(arm)) for arm in arms]
     return make_table(
         figure.name.capitalize().replace(" ", "-"),
         figure.name.capitalize(),
@@ -156,14 +168,14 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
             high = line.change.high
             if low is None or high is None:
                 without.append(f"{figure.name} of {arm.name} ({line.change.note})")
-            elif low <= 0 <= high:
+            elif arm.name not in comparison.holding[figure.field]:
                 unsettled.append(
                     f"{figure.name} of {arm.name} ({figure.write_change(line.change)})"
                 )
             else:
                 yield _change_sentence(comparison, arm.name, figure, line)
     if unsettled:
-        yield f"Inconclusive, for the interval holds zero: {', '.join(unsettled)}."
+        yield f"Inconclusive, counting the changes of all arms: {', '.join(unsettled)}."
     if without:
         yield f"No interval: {', '.join(without)}."
     if comparison.left_out:

@@ -145,13 +145,24 @@ def ends(runs: Iterable[Outcome]) -> str:
 
 
 def sample(value: Cost | Band | LossDifference) -> str:
-    """Say how many results or pairs a comparison has; one number if both sides have as many results."""
+    """Say how many results or pairs a comparison has, and how many results have no partner.
+
+    One number if both sides have as many results.
+    """
     pairs = getattr(value, "pairs", None)
     if pairs is not None:
-        return f"{pairs} pairs"
-    if value.n == value.n_baseline:
-        return str(value.n)
-    return f"{value.n} against {value.n_baseline}"
+        text = plural(pairs, "pair")
+    elif value.n == value.n_baseline:
+        text = str(value.n)
+    else:
+        text = f"{value.n} against {value.n_baseline}"
+    return text + left_out(value)
+
+
+def left_out(value: Cost | Band | LossDifference) -> str:
+    """Say how many results are left out of a comparison of pairs; empty if none is."""
+    count = getattr(value, "left_out", 0)
+    return f" ({plural(count, 'run')} without a partner left out)" if count else ""
 
 
 def counts(value: Cost | Band | LossDifference) -> str:

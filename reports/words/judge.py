@@ -1,7 +1,7 @@
 """What was found on one arm, in a sentence.
 
-A sentence claims a cost only if the interval excludes zero; a bound is called a bound; a single run for each
-arm is called no finding.
+A sentence claims a cost only if that holds beside the claims on all other arms; a bound is called a bound; a
+single run for each arm is called no finding.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _judge_loss(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
     if loss.estimate is None:
         return (
             "none",
-            f"No loss difference can be given for {arm.name}{_because(loss)}.",
+            f"No loss difference can be given for {arm.name}{_because(loss)}.".replace(
+                "the baseline", analysis.baseline
+            ),
         )
     size = f"{difference(loss)} {analysis.plan.unit}"
     if analysis.has_curves:
@@ -120,6 +122,9 @@ def _judge_interval(
     if low <= 0.0 <= high:
         text = f"{arm.name} is inconclusive against {baseline}: {size}; the interval holds zero, and excludes"
         return "open", f"{text} {limit}{reason}."
+    if "differs" not in arm.claims:
+        text = f"{arm.name} is not settled against {baseline}: {size}; its own interval leaves zero out, but"
+        return "open", f"{text} not beside the other arms'{reason}."
     above, below = words
     if low > 0:
         return "more", f"{arm.name} {above} {baseline}: {size}{reason}."
@@ -145,7 +150,7 @@ def _judge_bound(arm: ArmResult, analysis: Analysis) -> tuple[Tone, str]:
         at_budget = (
             f"; with all runs cut at the budget {percents(token_cost.restricted)}"
         )
-        if token_cost.restricted.low is not None and token_cost.restricted.low > 0:
+        if "differs" in arm.claims:
             tone = "more"
     return tone, (
         f"In these runs {arm.name} took at least {share(token_cost.low)} more tokens than "

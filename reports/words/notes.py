@@ -137,10 +137,13 @@ def _on_intervals(analysis: Analysis) -> Iterator[str]:
             "loss as the target, or a larger budget."
         )
     moderated = ", moderated by the other arms' spread" if analysis.is_moderated else ""
-    yield (
-        f"Brackets are {coverage(analysis.plan.stop)} intervals{moderated}, each for its own comparison, not "
-        "adjusted for how many there are."
-    )
+    text = f"Brackets are {coverage(analysis.plan.stop)} intervals{moderated}"
+    if len(analysis.judged) > 1:
+        text += (
+            f", each for its own comparison. What is stated holds for all {len(analysis.judged)} comparisons "
+            f"together (Hochberg 1988): in 95{NBSP}% of studies no statement of one kind is false"
+        )
+    yield f"{text}."
     looked = analysis.plan.settled
     if looked is not None:
         yield (
@@ -156,17 +159,26 @@ def _on_intervals(analysis: Analysis) -> Iterator[str]:
 def _on_timing(analysis: Analysis) -> Iterator[str]:
     """Say who timed the runs, and of which arms no speed is claimed."""
     untimed = [arm.name for arm in analysis.others if arm.measured is None]
+    is_timed = len(untimed) < len(analysis.others)
     if analysis.timing.kind == "command":
-        yield (
+        text = (
             "The runs were trained by commands, as configured: ablate started them, read their logs and did "
-            "not see their arithmetic. Speed is as logged, and intervals hold nothing of other machines."
+            "not see their arithmetic."
         )
+        if is_timed:
+            text += " Speed is as logged, and intervals hold nothing of other machines."
+        yield text
     elif analysis.timing.kind == "logged":
-        yield (
+        text = (
             "The runs were read from logs that others wrote: what is not in a log, such as how FP4 was "
-            "computed, is theirs to vouch for. Speed as logged, where it is given, is of the same kind and "
-            "number of devices, and holds whatever else differs: software, clocks, network."
+            "computed, is theirs to vouch for."
         )
+        if is_timed:
+            text += (
+                " Speed as logged is of the same kind and number of devices, and holds whatever else "
+                "differs: software, clocks, network."
+            )
+        yield text
         reasons = dict.fromkeys(
             analysis.timing.untold.get(
                 name, f"the logs tell no time to set {name} beside it"
@@ -174,6 +186,7 @@ def _on_timing(analysis: Analysis) -> Iterator[str]:
             for name in untimed
         )
         if reasons and analysis.plan.target is not None:
-            yield f"For other arms no claim on speed is made: {'; '.join(reasons)}."
-    elif len(untimed) == len(analysis.others):
+            other_arms = "other arms" if is_timed else "these arms"
+            yield f"For {other_arms} no claim on speed is made: {'; '.join(reasons)}."
+    elif not is_timed:
         yield "No claim on speed is made: `ablate check steps STUDY` on native hardware would give one."

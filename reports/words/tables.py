@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.modelled.speed import HARDWARE
 from ablate.reports.findings.gemms import PLAIN
 from ablate.reports.findings.power import MOST_SEEDS
-from ablate.reports.words.caveats import early_difference
+from ablate.reports.words.caveats import coarse_share, early_difference
 from ablate.reports.words.format import (
     DASH,
     NBSP,
@@ -21,6 +21,7 @@ from ablate.reports.words.format import (
     ends,
     from_fork,
     interval,
+    left_out,
     loss,
     make_table,
     margin,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult, TunedArm
     from ablate.reports.words.judge import Finding
     from ablate.results.ends import RunResult
+    from ablate.results.intervals import Interval
 
 _ARM = Column("Arm", "name")
 
@@ -59,12 +61,15 @@ def arms_table(analysis: Analysis) -> Table:
         columns += [
             number("hit / cens. / div.", "runs", ends),
             number("Tokens to target", _tokens_to_target),
-            number("Token cost", _token_cost),
+            number("Token cost", lambda arm: _token_cost(arm, analysis)),
         ]
     columns += [
         number("Final loss difference", lambda arm: _final_difference(arm, analysis)),
         number("Margin", "standing"),
     ]
+    num_comparisons = len(analysis.judged)
+    if num_comparisons > 1:
+        columns.append(number("Together", _together))
     if analysis.has_curves:
         place = "at the last evaluation that all runs of both have"
     else:
@@ -74,6 +79,8 @@ def arms_table(analysis: Analysis) -> Table:
         f"{coverage(plan.stop)} intervals over runs, each for its own comparison. Loss difference: {place}, "
         f"{plan.unit}."
     )
+    if num_comparisons > 1:
+        caption += f" Together: what holds for all {num_comparisons} comparisons together, else a dash."
     if plan.target is not None:
         caption += " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
     if plan.margin is not None:
@@ -91,15 +98,26 @@ def _results(arm: ArmResult) -> str:
         text += f" (+{missing} missing)"
     if arm.stopped is not None:
         text += " (stopped)"
-    return text
+    return text + (left_out(arm.token_cost) or left_out(arm.difference))
+
+
+def _together(arm: ArmResult) -> str | None:
+    """Say which way an arm differs beside all others; None if that is not shown."""
+    figure = arm.token_cost.figure or arm.token_cost.cut_figure or arm.difference.figure
+    if figure is None or "differs" not in arm.claims:
+        return None
+    return "more" if figure.value > 0 else "fewer"
 
 
 def _tokens_to_target(arm: ArmResult) -> str:
     return interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from)
 
 
-def _token_cost(arm: ArmResult) -> str:
+def _token_cost(arm: ArmResult, analysis: Analysis) -> str:
     text = cost(arm.token_cost)
+    coarse = coarse_share(arm, analysis)
+    if coarse is not None and arm.token_cost.kind != "baseline":
+        text += f", below one evaluation ({share(coarse)})"
     if arm.token_cost.stands_out and arm.token_cost.own is not None:
         text += f", own [{percents(arm.token_cost.own).partition('[')[2]}"
     return text
@@ -162,7 +180,7 @@ def _matrix_caption(matrix: Matrix, analysis: Analysis) -> str:
     caption = (
         f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
         f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} "
-        "intervals. More, fewer: the interval leaves zero out; not settled: it holds zero. SR: "
+        "intervals. More, fewer: so for all comparisons together; else not settled. SR: "
         "stochastic rounding; RHT, DHT: random, deterministic Hadamard and its size; *: on a part of "
         f"the operands. {DASH}: not in the study."
     )
@@ -194,16 +212,50 @@ def step_table(analysis: Analysis) -> Table:
     )
 
 
+def pair_table(analysis: Analysis, least: Mapping[str, Interval]) -> Table:
+    """Show each arm over each other one, once; ``least``: those that may need the fewest tokens."""
+    over = analysis.over_rivals
+    names = list(over)
+
+    def cell(other: str, name: str) -> str | None:
+        if name not in names[names.index(other) + 1 :] or name not in over[other]:
+            return None
+        arm = over[other][name]
+        if analysis.plan.target is None:
+            return difference(arm.difference)
+        return cost(arm.token_cost)
+
+    columns = [Column("Arm", str)]
+    columns += [number(f"over {other}", partial(cell, other)) for other in names]
+    columns.append(number("over the best other", least.get, percents))
+    caption = (
+        "Each arm over each other one, compared as with the baseline. Brackets: "
+        f"{coverage(analysis.plan.stop)} intervals, each for its own comparison; over the best other: they "
+        "hold together (Hsu 1984), of the arms that may need the fewest tokens."
+    )
+    others = [arm.name for arm in analysis.judged if arm.name not in names]
+    if others:
+        caption += (
+            f" Left out, for a higher cost, no FP4 or no interval: {', '.join(others)}."
+        )
+    rows = names if len(names) > 1 else []
+    return make_table("pairs", "Arm against arm", caption, columns, rows)
+
+
 def power_table(analysis: Analysis) -> Table:
     """Show the noise of each comparison, and what its seeds could have shown."""
+    of_pairs = ""
+    if any(arm.power and arm.power.spread_of_the_pairs for arm in analysis.others):
+        of_pairs = ", and of the differences between runs of one seed"
     return make_table(
         "power",
         "What the seeds could show",
-        "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm, of "
-        f"{analysis.baseline}, and of the differences between runs of one seed. Smallest cost: what these "
+        "Noise and power. Spread: the standard deviation of log tokens to target over seeds, of the arm and "
+        f"of {analysis.baseline}{of_pairs}. Smallest cost: what these "
         f"seeds would have shown with a chance of 80{NBSP}% (5{NBSP}% level, two-sided), compared as the "
-        "intervals are. More seeds: of each arm, to settle what is open if the cost is what it seems; 0 "
-        "where it is settled. For planning: with few seeds the spread is itself uncertain.",
+        "intervals are. More seeds: of each arm, to settle what is open, beside all others that are, if the "
+        "cost is what it seems; 0 where it is settled. For planning: with few seeds the spread is itself "
+        "uncertain.",
         [
             _ARM,
             number("n", "n"),

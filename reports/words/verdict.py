@@ -1,15 +1,16 @@
 """The verdict in sentences: what to do, what was found on each arm, and how to read it.
 
-What to do: with a margin, take an arm that is shown to be within it, or to need fewer tokens; without a
-margin, an arm that is shown to need fewer. First comes the arm with the most of its training in FP4, then the
-one that needs the fewest tokens. If there are no such arms, the least costly ones are named.
+Stated is only what holds for all arms together (``results.claims``). With a margin, take an arm that is shown
+to be within it, or to need fewer tokens; without a margin, an arm that is shown to need fewer: of these the one
+with the most of its training in FP4, or all that tie. If there are no such arms, what is settled comes first,
+then what is not. Least costly is an arm only if every other one is shown to need more.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import target_text
@@ -20,6 +21,7 @@ from ablate.reports.words.format import (
     interval,
     listed,
     margin,
+    percents,
     plural,
     share,
     times,
@@ -32,18 +34,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
+    from ablate.results.intervals import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``lead`` says what to do, ``more`` what to run next; ``take``: the arm to take, None if none is shown.
 
-    ``count`` sums up, ``findings`` has a sentence for each arm, ``notes`` say how to read them.
+    ``take`` is None, too, where several arms tie. ``least``: the arms that may need the fewest tokens, each
+    with its interval over the best other. ``count`` sums up, ``findings`` has a sentence for each arm,
+    ``notes`` say how to read them.
     """
 
     lead: str
     more: str = ""
     take: str | None = None
+    least: Mapping[str, Interval] = field(default_factory=dict)
     count: str = ""
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -110,8 +116,8 @@ def _choose(analysis: Analysis, tones: Mapping[str, Tone]) -> Verdict:
         )
     arms = [arm for arm in analysis.others if arm.name in tones]
     good = [arm for arm in arms if tones[arm.name] in ("fewer", "within")]
-    known = good or [arm for arm in arms if arm.token_cost.kind == "interval"]
-    if not known:
+    known_costs = [arm for arm in arms if arm.token_cost.kind == "interval"]
+    if not good and not known_costs:
         notes = grouped(
             (arm.name, arm.token_cost.note) for arm in arms if arm.token_cost.note
         )
@@ -122,35 +128,79 @@ def _choose(analysis: Analysis, tones: Mapping[str, Tone]) -> Verdict:
             lead=f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). "
             "It takes more seeds, or a target that every run reaches after its first evaluation."
         )
-    # Of arms with an equal share in FP4, the one of lowest token cost.
-    most = max(map(_fp4_share, known))
-    first, *equal = sorted(
-        (arm for arm in known if _fp4_share(arm) == most), key=tokens_needed
-    )
-    fewest = min([arm for arm in known if arm.fp4_share] or known, key=tokens_needed)
-    answer = _describe(first, equal if most else [])
-    beside = ""
-    if fewest is not first:
-        beside = f" Fewest tokens with FP4: {_describe(fewest)}."
-    if good:
-        lead = f"Take {answer}: {TONES[tones[first.name]]}.{beside}"
-    else:
-        least = "Most in FP4 at the least cost" if beside else "Least costly"
-        wanted = f"need fewer tokens than {base.name}"
-        if analysis.plan.margin is not None:
-            wanted = f"be within {margin(analysis.plan)}"
-        lead = f"{least}: {answer}.{beside} No arm is shown to {wanted}."
-    named = [first] if fewest is first else [first, fewest]
-    more = [
-        f"{arm.name} pays where it trains {times(arm.break_even)} as fast as {base.name}."
-        for arm in named
-        if tones[arm.name] == "more"
-    ]
+    rivals = [arm for arm in known_costs if arm.fp4_share] or known_costs
+    least = analysis.least_costly(rivals)
     open_arms = [arm for arm in arms if arm not in good]
-    if good:  # only what could replace the first
+    take: list[ArmResult] = []
+    if good:
+        most = max(map(_fp4_share, good))
+        take = [arm for arm in good if _fp4_share(arm) == most]
+        among_these = analysis.least_costly(take)
+        if among_these:
+            take = [arm for arm in take if arm.name in among_these]
         open_arms = [arm for arm in open_arms if _fp4_share(arm) >= most]
+        lead = _take(take, tones)
+    else:
+        lead = _what_is_settled(arms, tones, analysis)
+    more = []
+    if not set(least) <= {arm.name for arm in take}:
+        more.append(_least_text(rivals, least))
+    for arm in rivals:
+        may_pay = arm.name in least or len(rivals) == 1
+        if may_pay and not good and tones[arm.name] == "more":
+            more.append(
+                f"{arm.name} pays where it trains {times(arm.break_even)} as fast as {base.name}."
+            )
     more += _more_seeds(open_arms, analysis)
-    return Verdict(lead=lead, more=" ".join(more), take=first.name if good else None)
+    name = take[0].name if len(take) == 1 else None
+    return Verdict(lead=lead, more=" ".join(more), take=name, least=least)
+
+
+def _take(arms: Sequence[ArmResult], tones: Mapping[str, Tone]) -> str:
+    """Say which arm to take, or that several tie."""
+    shown = listed([*dict.fromkeys(TONES[tones[arm.name]] for arm in arms)])
+    if len(arms) == 1:
+        return f"Take {_describe(arms[0])}: {shown}."
+    return f"Take any of {listed([*map(_describe, arms)])}: {shown}. Which of them needs the fewest is not settled."
+
+
+def _what_is_settled(
+    arms: Sequence[ArmResult], tones: Mapping[str, Tone], analysis: Analysis
+) -> str:
+    """Say which arms are shown to cost more, or diverged, and then which are open."""
+    names: dict[str, list[str]] = {}
+    for arm in arms:
+        tone = tones[arm.name]
+        if tone == "more":
+            group = f"more tokens than {analysis.baseline}"
+            names.setdefault(group, []).append(f"{arm.name} ({cost(arm.token_cost)})")
+        else:
+            group = "diverged" if tone == "diverged" else "not settled"
+            names.setdefault(group, []).append(arm.name)
+    undecided = names.pop("not settled", None)
+    wanted = f"need fewer tokens than {analysis.baseline}"
+    if analysis.plan.margin is not None:
+        wanted = f"be within {margin(analysis.plan)}"
+    if not names:
+        return f"Nothing is settled yet: no arm is shown to {wanted}."
+    settled = [f"{group}: {listed(texts)}" for group, texts in names.items()]
+    lead = f"Settled: {'; '.join(settled)}."
+    if undecided:
+        lead += f" Not settled: {listed(undecided)}."
+    return f"{lead} No arm is shown to {wanted}."
+
+
+def _least_text(rivals: Sequence[ArmResult], least: Mapping[str, Interval]) -> str:
+    """Name the arms that may need the fewest tokens."""
+    among = "arms with FP4" if rivals[0].fp4_share else "arms"
+    if len(least) == len(rivals):
+        return f"Which of the {among} needs the fewest tokens is not settled."
+    names = [
+        f"{name} ({percents(part)} over the best other)" for name, part in least.items()
+    ]
+    if len(least) == 1:
+        return f"Least costly: {names[0]}. Each other one of the {among} is shown to need more tokens."
+    return f"Of the {among}, the one that needs the fewest tokens is among {listed(names)}."
 
 
 def _fp4_share(arm: ArmResult) -> float:
@@ -164,13 +214,11 @@ def tokens_needed(arm: ArmResult) -> float:
     return arm.token_cost.estimate
 
 
-def _describe(arm: ArmResult, equal: Sequence[ArmResult] = ()) -> str:
-    """Name an arm with its cost and its share in FP4. ``equal``: other arms with the same share."""
+def _describe(arm: ArmResult) -> str:
+    """Name an arm with its cost and its share in FP4."""
     text = f"{arm.name} (token cost {cost(arm.token_cost)}"
     if arm.fp4_share:
         text += f"; {share(arm.fp4_share)} of the training FLOPs in FP4"
-    if equal:
-        text += f", as much as {listed([other.name for other in equal])}"
     return f"{text})"
 
 

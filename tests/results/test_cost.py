@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +10,11 @@ from runs_in_words import runs_of
 from scipy import stats
 from synthetic_study import hits, token_cost
 
-from ablate.results.cost import Cost, mean_tokens, standing
-from ablate.results.intervals import Estimate, Interval, mean_estimate
-from ablate.store.plan_file import Margin
+from ablate.results.cost import mean_tokens
 from tests.golden import rows_of
 
 ARM = (120.0, 131.0, 118.0, 126.0, 122.0)
 BASE = (100.0, 104.0, 97.0)
-FIVE = Margin(kind="cost", value=0.05)
 
 
 def test_the_welch_interval_is_that_of_scipy():
@@ -50,6 +46,35 @@ def test_the_paired_interval_is_that_of_scipy_over_the_seeds_in_common():
     apart = token_cost(hits(*ARM), strangers, paired=True)
     assert (apart.kind, apart.pairs) == ("interval", None)
     assert "unpaired" in apart.note
+
+
+PAIRS = """
+# One seed against three: the pair of that seed, not the mean of all.
+100           | 101 120 130   | -0.0099 |     | 1 | 2
+100 110       | 101 120 130   | -0.0473 | yes     | 2 | 1
+- 110 -       | 101 120 130   | -0.0833 |     | 1 | 2
+# A baseline that missed in a run without a partner tells nothing of the pairs.
+100 110       | 101 120 c900  | -0.0473 | yes     | 2 | 1
+# A run of the arm that missed is never left out, with a partner or without.
+100 110 c900  | 101 120       |         |         | 3 | 0
+100 110 c900  | 101 120 130   |         |         | 3 | 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("arm", "base", "estimate", "has_interval", "n", "left_out"), rows_of(PAIRS)
+)
+def test_pairs_are_the_seeds_in_common_and_the_others_are_counted(
+    arm, base, estimate, has_interval, n, left_out
+):
+    cost = token_cost(runs_of(arm), runs_of(base), paired=True)
+    assert (cost.n, cost.left_out) == (int(n), int(left_out))
+    if estimate:
+        assert (cost.low is not None) == (has_interval == "yes")
+        assert cost.estimate == pytest.approx(float(estimate), abs=1e-4)
+        assert cost.pairs == cost.n == cost.n_baseline
+    else:
+        assert cost.kind == "bound"
 
 
 WITHOUT = """
@@ -102,75 +127,3 @@ def test_a_bound_has_the_interval_of_runs_cut_at_the_budget_and_a_mean_its_least
         None,
     )
     assert mean_tokens([]).estimate is mean_tokens(runs_of("<50")).estimate is None
-
-
-# ---- margins ---------------------------------------------------------------------------------------------
-
-
-def by_scipy(x, y, limit):
-    """Return where pairs stand to a margin, by one-sided t tests at 5 %."""
-
-    def shown(edge, side):
-        return (
-            stats.ttest_1samp(np.array(x) - np.array(y), edge, alternative=side).pvalue
-            < 0.05
-        )
-
-    if shown(-limit, "greater") and shown(limit, "less"):
-        return "within"
-    return "outside" if shown(limit, "greater") or shown(-limit, "less") else "open"
-
-
-def test_a_margin_is_two_one_sided_tests():
-    places = []
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        x, y = (
-            18 + rng.normal(0.04 * (seed % 5 - 2), 0.02, 4),
-            18 + rng.normal(0, 0.01, 4),
-        )
-        cost = token_cost(hits(*np.exp(x)), hits(*np.exp(y)), paired=True)
-        places.append(standing(cost, None, FIVE))
-        assert places[-1] == by_scipy(x, y, math.log(1.05))
-    assert set(places) == {"within", "outside", "open"}
-
-
-@pytest.mark.parametrize(
-    ("cost", "loss", "margin", "place"),
-    [
-        (
-            Cost(kind="none"),
-            [0.001, 0.002, 0.0],
-            Margin(kind="loss", value=0.01),
-            "within",
-        ),
-        (
-            Cost(kind="none"),
-            [0.021, 0.022, 0.020],
-            Margin(kind="loss", value=0.01),
-            "outside",
-        ),
-        (
-            Cost(kind="none"),
-            [0.001, 0.030, 0.0],
-            Margin(kind="loss", value=0.01),
-            "open",
-        ),
-        (Cost(kind="none"), None, Margin(kind="loss", value=0.01), "open"),
-        (
-            Cost(kind="point", figure=Estimate(value=0.0, variance=0.0, degrees=0)),
-            None,
-            FIVE,
-            "open",
-        ),
-        (
-            Cost(kind="bound", restricted=Interval(estimate=0.2, low=0.1, high=0.3)),
-            None,
-            FIVE,
-            "outside",
-        ),
-        (Cost(kind="bound", low=0.2), None, FIVE, "open"),
-    ],
-)
-def test_a_margin_in_loss_and_figures_without_an_interval(cost, loss, margin, place):
-    assert standing(cost, loss and mean_estimate(loss), margin) == place

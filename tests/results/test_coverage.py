@@ -11,9 +11,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from simulated_studies import (
+    APART,
+    EQUAL,
+    HALF,
+    MARGIN,
     by_arms,
     by_budget,
+    by_claims,
     by_estimator,
+    by_least,
     by_loop,
     by_report,
     by_settled,
@@ -100,8 +106,9 @@ def test_without_pairs_a_baseline_of_another_spread_is_allowed_for(
     ("cost", "fewer"), [(0.0, None), (0.08, 0.95), (0.15, 0.8), (0.3, 0.75)]
 )
 def test_seeds_until_settled_hold_at_every_look_and_are_fewer(cost, fewer, repeats):
-    held, used = by_settled(cost, repeats)
+    held, used, wrong = by_settled(cost, repeats)
     assert held >= 0.95 - error(repeats)
+    assert wrong <= 0.055 + error(repeats)
     assert (used > 7) == (cost == 0.0)
     assert fewer is None or used < fewer * by_settled(cost, repeats, moderated=False)[1]
 
@@ -123,6 +130,35 @@ def test_a_try_keeps_what_is_no_better_in_one_of_twenty_over_all_its_looks(repea
 def test_a_loop_of_tries_keeps_what_is_no_better_in_one_of_twenty(repeats):
     assert by_loop(20, repeats, in_loop=True) <= 0.05 + error(repeats)
     assert by_loop(20, repeats, in_loop=False) > 0.2
+
+
+@repeats(300, 4000)
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("costs", "claim"),
+    [(EQUAL, "differs"), (HALF, "differs"), ((MARGIN,) * 7, "within")],
+)
+def test_what_is_stated_of_several_arms_errs_in_one_study_of_twenty(
+    costs, claim, n, repeats
+):
+    (alone, together), _ = by_claims(costs, n, repeats, claim=claim).T
+    assert together <= 0.055 + error(repeats)
+    assert alone > 0.09
+
+
+@repeats(200, 4000)
+def test_a_cost_of_eight_percent_is_stated_nine_times_in_ten(repeats):
+    assert by_claims((0.08,) * 8, 5, repeats)[1, 1] >= 0.9 - error(repeats)
+
+
+@repeats(100, 2000)
+def test_the_least_costly_arm_is_among_those_that_may_be(repeats):
+    size, is_among, holds, _, wrong = by_least(APART, 3, repeats)
+    assert size < 6
+    assert is_among >= 0.95
+    assert holds >= 0.95 - error(repeats)
+    assert wrong < 0.01 + error(repeats)
+    assert by_least(EQUAL, 3, repeats)[2] >= 0.95 - error(repeats)
 
 
 def test_the_local_fit_spreads_less_and_is_hardly_biased():

@@ -100,7 +100,8 @@ def test_paired_seeds_are_compared_by_their_differences():
         (expected.low, 0.35, expected.high)
     )
     assert (band.low[1], band.high[1]) == pytest.approx((expected.low, expected.high))
-    strangers = [curve("3 1.2", seed=8), curve("2.9 1.3", seed=1)]
+    assert (found.n, found.n_baseline, found.left_out) == (2, 2, 2)
+    strangers = [curve("3 1.2", seed=8), curve("2.9 1.3", seed=9)]
     assert differences(arm, strangers, paired=True)[0] == replace(
         differences(arm, strangers)[0], note=NO_PAIRS
     )
@@ -110,7 +111,7 @@ def test_paired_seeds_are_compared_by_their_differences():
 def test_no_final_loss_over_the_survivors_of_a_divergence(last):
     arm = [curve("3 2 1.5"), curve(last, seed=1, end="diverged")]
     assert final_loss(arm).estimate is None
-    assert "1 of 2 runs diverged" in final_loss(arm).note
+    assert "1 of 2 runs of this arm diverged" in final_loss(arm).note
     assert differences(arm, [curve("3 2 1")])[0].estimate is None
 
 

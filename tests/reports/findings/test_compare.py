@@ -248,7 +248,10 @@ def test_without_targets_loss_gaps_are_compared(tmp_path):
     frames = [load_frames(store) for store in falling(tmp_path, seeds=2)]
     frames = [replace(frame, plan=replace(frame.plan, target=None)) for frame in frames]
     found = compare([analyse(frame) for frame in frames], frames)
-    assert [table.title for table in line_tables(found) if table.rows] == ["Loss gap"]
+    assert [table.title for table in line_tables(found) if table.rows] == [
+        "Loss gap",
+        "Arm against arm",
+    ]
 
 
 def test_studies_of_one_size_are_set_over_their_budgets(tmp_path):

@@ -11,7 +11,9 @@ from scipy import stats
 from synthetic_study import hits, token_cost
 
 from ablate.reports.findings.power import power_of
+from ablate.results.claims import p_values
 from ablate.run.outcome import Outcome
+from ablate.store.plan_file import Margin
 
 SPREAD = 0.03
 
@@ -22,9 +24,15 @@ def of(logs):
 
 def power(arm, baseline, *, paired=False, limit=None):
     cost = token_cost(arm, baseline, paired=paired)
-    return power_of(
-        cost, arm, baseline, None if limit is None else (cost.figure, limit)
-    )
+    margin = limited = None
+    if limit is not None:
+        margin = Margin(kind="cost", value=math.expm1(limit))
+        limited = (cost.figure, limit)
+    p = p_values(cost, None, margin)
+    if margin is not None:
+        del p["differs"]
+    settled = min(p.values(), default=1.0) <= 0.05
+    return power_of(cost, arm, baseline, limited, settled=settled)
 
 
 def moved(values, mean, spread=SPREAD):
@@ -101,7 +109,7 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     alike = [[replace(run, seed=0) for run in side] for side in (x, y)]
     assert power(*alike, paired=True) == power(*alike) == apart
     assert (
-        power(x, [replace(run, seed=run.seed + 4) for run in y], paired=True) == apart
+        power(x, [replace(run, seed=run.seed + 5) for run in y], paired=True) == apart
     )
 
 

@@ -22,7 +22,10 @@ FIGURES = {"token-cost", "convergence", "difference", "sweep"}
 ALL_FILES = {
     *("report.html", "report.md", "report.json"),
     *(f"tables/{name}.csv" for name in ("arms", "runs", "evaluations")),
-    *(f"tables/{name}.tex" for name in ("arms", "matrix", "runs", "steps", "power")),
+    *(
+        f"tables/{name}.tex"
+        for name in ("arms", "matrix", "runs", "steps", "power", "pairs")
+    ),
     *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
 }
 

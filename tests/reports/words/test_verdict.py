@@ -129,7 +129,15 @@ CASES = {
     "moderated, of three": (curves(THREE, 3), {"target": TARGET, "paired_seeds": True}),
     "losses of three": (curves(THREE, 3), {"bare": True, "paired_seeds": True}),
     "own intervals of losses": (curves(THREE, 3), {"bare": True, "paired_seeds": True, "intervals": "own"}),
-    "seeds that make no pairs": (curves(TWO, 3), {"target": TARGET, "paired_seeds": True, "shift": 2}),
+    "seeds that make no pairs": (curves(TWO, 3), {"target": TARGET, "paired_seeds": True, "shift": 3}),
+    "one seed of three": (
+        {"a": curves(TWO, 3)["a"], "b": curves(TWO, 1)["b"]}, {"target": TARGET, "paired_seeds": True},
+    ),
+    "equal arms": (curves(dict.fromkeys("abcd", 0), 3, 0.05), {"target": WITHIN, "paired_seeds": True}),
+    "arms that tie": (curves({"bf16": 0.3, "a": 0, "b": 0, "c": 0.25}, 5), {"target": TARGET}),
+    "a loss without a baseline": (
+        lines("a: 3 1; b: 3 2"), {"states": {("a", 0): "failed"}, "bare": True},
+    ),
     "one GEMM adds most": (curves({"bf16": 0, "F": 0.03, "FD": 0.05, "FDW": 0.3}, 5, 0.005), STEPS),
     "which adds most is open": (curves({"bf16": 0, "F": 0.03, "FD": 0.05, "FDW": 0.3}, 2, 0.08), STEPS),
     "a matrix without costs": (
