@@ -1,8 +1,7 @@
 """What the site has beside docs/: pages and tables that the code knows.
 
-These are README and its neighbours, the commands' help, Python's names, the records of devices, the keys of
-the study file (at ``<!-- keys: SECTION … -->``), the published recipes (at ``<!-- recipes -->``) and what a
-script prints in Markdown (at ``<!-- output: SCRIPT -->``).
+These are README and its neighbours, the commands' help, Python's names, the records of devices, the published
+recipes (at ``<!-- recipes -->``) and what a script prints in Markdown (at ``<!-- output: SCRIPT -->``).
 
 ``mkdocs.yml`` names this file as a hook. Links that leave ``docs/`` lead to such a page, or become plain text
 where the file is no page. A link to a file that is not there stays, and mkdocs refuses it.
@@ -10,14 +9,13 @@ where the file is no page. A link to a file that is not there stays, and mkdocs 
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from griffe import Extension
@@ -30,7 +28,6 @@ from ablate.cli import cli
 from ablate.recipes.describe import describe
 from ablate.recipes.presets import PRESETS
 from ablate.reports.pages import document
-from ablate.study.schema import json_schema
 
 if TYPE_CHECKING:
     from griffe import Object
@@ -41,14 +38,6 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 OUTPUT = re.compile(r"<!-- output: (.*) -->")
-KEYS = re.compile(r"<!-- keys: (.*) -->")
-JSON_TYPES = {
-    "string": "text",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "`true`, `false`",
-    "object": "a mapping",
-}
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 PAGES = {
     "README.md": "index.md",
@@ -123,26 +112,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) -> str:
     """Put in the tables, and turn links between files of the repository into links between pages."""
-    markdown = KEYS.sub(lambda mark: keys(*mark[1].split()), markdown)
     markdown = markdown.replace("<!-- recipes -->", recipes())
     markdown = OUTPUT.sub(lambda mark: _output(mark[1]), markdown)
     return LINK.sub(partial(_link, page.file.src_uri, files), markdown)
-
-
-def keys(*sections: str) -> str:
-    """Return the table of the keys of sections: ``SECTION`` or ``SECTION:key,key`` of the JSON Schema."""
-    schema = json_schema()
-    rows = ["| key | meaning | values | default |", "|---|---|---|---|"]
-    for section in sections:
-        name, _, chosen = section.partition(":")
-        rows += [
-            f"| `{key}` | {_meaning(field)} | {_values(field)} | {_default(field)} |"
-            for key, field in (schema["$defs"] | {"StudyFile": schema})[name][
-                "properties"
-            ].items()
-            if not chosen or key in chosen.split(",")
-        ]
-    return "\n".join(rows)
 
 
 def recipes() -> str:
@@ -204,43 +176,6 @@ def _output(script: str) -> str:
         check=True,
     )
     return done.stdout
-
-
-def _meaning(field: dict[str, Any]) -> str:
-    return _cell(field.get("description") or "")
-
-
-def _values(field: dict[str, Any]) -> str:
-    """Return what a field of the schema takes, in a few words."""
-    kinds = field.get("anyOf") or field.get("oneOf") or [field]
-    words = []
-    for kind in kinds:
-        if "enum" in kind:
-            listed = [str(value) for value in kind["enum"]]
-            words.append(
-                ", ".join(f"`{value}`" for value in listed)
-                if len(listed) < 20
-                else "a name"
-            )
-        elif "anyOf" in kind:
-            words.append(_values(kind))
-        elif "$ref" in kind:
-            words.append("a mapping")
-        elif kind.get("type") == "array":
-            words.append("a list")
-        elif kind.get("type") != "null":
-            words.append(JSON_TYPES.get(kind.get("type", ""), kind.get("const", "")))
-    return _cell(" or ".join(dict.fromkeys(filter(None, words))))
-
-
-def _default(field: dict[str, Any]) -> str:
-    if field.get("default") is None:
-        return ""
-    return _cell(f"`{json.dumps(field['default']).strip(chr(34))}`")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "&#124;").replace("<", "&lt;")
 
 
 class Examples(Extension):

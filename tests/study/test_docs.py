@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from ablate.study.schema import json_schema
+from tests.golden import check_text
 from tests.study.conftest import SHORTEST
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,6 +32,12 @@ def test_every_section_has_its_table():
         "ArmSection",
         "LayerRecipeSpec",
     }
+
+
+@pytest.mark.parametrize("page", ["spec.md", "diagnostics.md"])
+def test_the_tables_are_those_of_the_schema(page):
+    with_tables = runpy.run_path(str(DOCS / "key_tables.py"))["with_tables"]
+    check_text(DOCS / page, with_tables((DOCS / page).read_text()))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])

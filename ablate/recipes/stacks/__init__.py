@@ -245,7 +245,7 @@ def _differences(recipe: LayerRecipe, other: LayerRecipe) -> dict[str, tuple[Any
 
 def _listed(differences: dict[str, tuple[Any, Any]]) -> Iterator[str]:
     """Yield differences by field and values, e.g. ``block 1x32 on fprop.w, dgrad.w (it has 32x32)``."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[str, Any], list[str]] = {}
     for place, (value, other_value) in differences.items():
         operand, _, name = place.rpartition(".")
         groups.setdefault((f"{name} {value}", other_value), []).append(operand)
