@@ -46,6 +46,9 @@ _MISSING = {
     "name": "it names the study's folder",
     "factors": "path of a field: its values",
 }
+_UNKNOWN = {
+    "hadamard": "write stabiliser: none, rht or dht; hadamard_size: 16 beside it is the size",
+}
 _ELSEWHERE = {
     "learning_rate": "lr max_lr peak_lr",
     "tokens": "steps max_steps num_steps iterations epochs",
@@ -170,7 +173,7 @@ class Faults:
             elif kind == "dataclass_type" and place == ("target",):
                 self._add_target(place)
             else:
-                self._add_value(place, kind, context)
+                self._add_value(place, kind, context, children(type_at(section, path)))
 
     def _add_word(self, place: Path, value: Any, words: list[str], noun: Any) -> None:
         """Add the fault of a value, or of a key, that is none of these words."""
@@ -179,6 +182,8 @@ class Faults:
         hint = None
         if isinstance(value, str):
             hint = _close(value, words)
+        elif value is None:
+            hint = "write none" if "none" in words else "leave it out"
         elif isinstance(value, list):
             joined = "+".join(map(str, value))
             hint = f"write {joined}" if joined in words else None
@@ -199,15 +204,21 @@ class Faults:
         )
         self.add(place, "a target needs its unit", hint)
 
-    def _add_value(self, place: Path, kind: str, context: dict[str, Any]) -> None:
+    def _add_value(
+        self, place: Path, kind: str, context: dict[str, Any], keys: Collection[str]
+    ) -> None:
+        """Add the fault of a value; ``keys``: those of the mapping that is expected there, if it is one."""
         limits = {
             name: f"{v:.15g}" if isinstance(v, float) else v
             for name, v in context.items()
         }
         expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(limits)
-        hint = _mend(
-            kind, self.source.get(*place), place, self.source.place(place).text
-        )
+        text = self.source.place(place).text
+        hint = _mend(kind, self.source.get(*place), place, text)
+        if hint is None and keys:
+            pairs = [f"{key}: …" for key in keys]
+            pairs[3:] = ["…"] * (len(pairs) > 3)
+            hint = f"write {{{', '.join(pairs)}}}"
         self.add(place, f"expected {expected}, got {self.source.got(place)}", hint)
 
 
@@ -248,6 +259,8 @@ def _close(word: str, known: Collection[str]) -> str | None:
 def _mend(kind: str, value: Any, place: Path, text: str) -> str | None:
     """Return a hint for a slip of notation, such as 1e6 for a whole number, or a quoted number."""
     key = str(place[-1]) if place else ""
+    if value is None:
+        return "leave it out"
     if kind in ("list_type", "tuple_type"):
         return _mend_list(key, value, text)
     if kind in ("dataclass_type", "dict_type"):
@@ -277,11 +290,11 @@ def _mend_list(key: str, value: Any, text: str) -> str:
 
 
 def _mend_mapping(place: Path, value: Any, text: str) -> str | None:
-    if not isinstance(value, str | list):
+    key = str(place[-1])
+    if not isinstance(value, str | list) and key != "within":
         return None
     if isinstance(value, str) and (hint := _space(value)):
         return hint
-    key = str(place[-1])
     form = _FORMS["an arm"] if place[:-1] == ("arms",) else _FORMS.get(key, "")
     if key == "model" and "/" in text:
         form = _FORMS["a model on the hub"]
@@ -308,7 +321,7 @@ def _unknown_key(key: str, parent: Path, section: Any) -> str | None:
     known = children(kind)
     if kind is LayerRecipeSpec and key in children(RecipeSpec):
         return "it belongs to the whole recipe"
-    if hint := _space(key) or _close(key, known):
+    if hint := _UNKNOWN.get(key) or _space(key) or _close(key, known):
         return hint
     if not parent and key in SECTIONS:
         return "it belongs in 'base'"
