@@ -5,13 +5,6 @@ tensor scale. Exceptions are fp16, multiplied in fp32; fp32 scales within a tens
 products (cpu_kernel.py, on a CPU that multiplies bf16) or else the values; and MXFP8 below 2^-133, which is
 rounded. So the only difference from FP4 hardware is how products are added. The remaining scale is applied to
 the fp32 accumulator before its only rounding.
-
-``accumulate: blackwell`` of a GEMM's policy adds as Blackwell's NVFP4 product does, by the model of
-Graphcore's report (MrHuff/ue5m3-fp4, docs/technical_report, the section on native NVFP4 products), which
-reproduced a device's logits, losses and gradients bit for bit: K is cut into groups of 64 products; the sum
-of a group is rounded once to fp32, to nearest even; groups are added in order, rounding toward zero; the
-tensors' factor comes last. We have no Blackwell to check it on: the device test tells which way a device
-rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +20,6 @@ from ablate.backends.cpu_kernel import LARGEST_HADAMARD, BlockScaled, Kernel, su
 from ablate.backends.device import triton_fault
 from ablate.backends.packed import quantisers_of
 from ablate.backends.protocol import Backend, Draw, Operand, Support
-from ablate.backends.reference import ReferenceBackend
 from ablate.backends.triton.policies import refusal
 from ablate.numerics.quantiser import Quantized, round_operand, turned
 
@@ -35,15 +27,6 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.numerics.philox import Key
     from ablate.recipes import GemmPolicy, OperandPolicy
-
-GROUP = 64
-"""Products that are summed before the first rounding."""
-_ROWS = 64
-"""Rows of the result at a time on a CPU, so that their sums stay in the cache."""
-_PLACE = 1 << 29
-"""The last place of fp32, in the bits of fp64."""
-_EXACT = 2.0**33
-"""Products of NVFP4 values are multiples of 2^-20, so fp64 holds their sums exactly below this."""
 
 
 class EmulatedBackend(Backend):
@@ -173,61 +156,3 @@ def _triton_takes(x: Tensor, draw: Draw) -> bool:
         and triton_fault() is None
         and refusal(draw.policy) is None
     )
-
-
-class _Blackwell(Backend):
-    """Adds products by Blackwell's model."""
-
-    def detail(self) -> str:
-        return f"{super().detail()}; NVFP4 sums as Blackwell's model"  # type: ignore[safe-super]
-
-    def multiply(self, a: Operand, b: Operand) -> Tensor:
-        product = summed(turned(a.values, a.axis), turned(b.values, b.axis))
-        return (product * (a.descale * b.descale)).to(torch.bfloat16)
-
-
-class BlackwellEmulated(_Blackwell, EmulatedBackend):
-    """The emulated back end with Blackwell's sums."""
-
-
-class BlackwellReference(_Blackwell, ReferenceBackend):
-    """The reference back end with Blackwell's sums."""
-
-
-def summed(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply NVFP4 values; return A Bᵀ [m, n], fp32, as in the accumulator before the tensors' factor.
-
-    Args:
-        a: [m, k] bf16, E2M1 elements times E4M3 scales.
-        b: [n, k], the same.
-    """
-    if not a.shape[0] * b.shape[0]:
-        return a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
-    right = b.double().t().contiguous()
-    parts = []
-    for left in torch.split(
-        a.double(), _ROWS if a.device.type == "cpu" else a.shape[0]
-    ):
-        total = left.new_zeros(left.shape[0], right.shape[1])
-        for start in range(0, a.shape[1], GROUP):
-            exact = left[:, start : start + GROUP] @ right[start : start + GROUP]
-            total = add_toward_zero(total, exact.float().double())
-        parts.append(total.float())
-    return torch.cat(parts)
-
-
-def add_toward_zero(a: Tensor, b: Tensor) -> Tensor:
-    """Add fp32 numbers held in fp64, and round the exact sum toward zero to fp32.
-
-    Both are multiples of 2^-20, or zero, Inf or NaN, so that no sum is subnormal.
-    """
-    total = a + b
-    bits = total.view(torch.int64) & -_PLACE
-    if not bool(total.abs().amax() < _EXACT):
-        # The exact sum may be on the other side of an fp32 number than fp64's sum (TwoSum, Knuth).
-        more = total - a
-        lost = (a - (total - more)) + (b - more)
-        bits -= (
-            (bits.view(torch.float64) == total) & (lost * total < 0)
-        ).long() * _PLACE
-    return bits.view(torch.float64)

@@ -93,7 +93,7 @@ class Selection:
             ValueError: the named back end does not support it.
         """
         name = self.name
-        if gemm.accumulate == "blackwell":
+        if gemm.accumulate != "fp32":
             return self._modelled(gemm, device)
         if name == "auto":
             for candidate in (*FASTEST_FIRST, *registered()):
@@ -120,17 +120,16 @@ class Selection:
         return backend, support
 
     def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
-        """Choose the emulation of Blackwell's sums: a device adds in its own way."""
-        from ablate.backends.emulated import BlackwellEmulated, BlackwellReference
+        """Choose the emulation of a device's sums: another device adds in its own way."""
+        from ablate.backends.modelled_sums import ModelledEmulated, ModelledReference
 
         if self.name not in ("auto", "emulated", "reference"):
             message = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
             raise ValueError(
                 f"{message} (expected backend auto, emulated or reference)"
             )
-        backend: Backend = (
-            BlackwellReference() if self.name == "reference" else BlackwellEmulated()
-        )
+        kind = ModelledReference if self.name == "reference" else ModelledEmulated
+        backend: Backend = kind(gemm)
         return backend, Support(
             mode=backend.support(gemm, device).mode, detail=backend.detail()
         )

@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/numerics", "tests/layers/test_linear.py", "tests/backends/test_conformance.py",
-    "tests/backends/test_blackwell.py", "tests/backends/test_cpu_kernel.py", "tests/train/test_loop.py",
+    "tests/backends/test_modelled_sums.py", "tests/backends/test_cpu_kernel.py", "tests/train/test_loop.py",
     "tests/layers/test_apply.py",
 )  # fmt: skip
 INTERPRETED = "tests/backends/triton/interpreted/test_kernels.py"

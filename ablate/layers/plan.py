@@ -135,8 +135,8 @@ def work_of_the_host(recipe: LayerRecipe) -> str | None:
     """Say what of a layer's work on a GPU needs the CPU; None if nothing does."""
     for gemm in GEMMS:
         policies = recipe.gemm(gemm)
-        if policies.accumulate == "blackwell":
-            return f"sums of {gemm} by Blackwell's model wait for the host"
+        if policies.accumulate != "fp32":
+            return f"sums of {gemm} by a model of hardware may wait for the host"
         for name, policy in zip(
             OPERANDS[gemm], (policies.left, policies.right), strict=True
         ):

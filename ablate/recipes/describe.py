@@ -69,7 +69,7 @@ def describe_gemm(policy: GemmPolicy) -> str:
     both = left if left == right else f"{left} × {right}"
     if policy.accumulate == "fp32":
         return both
-    return f"{both}, summed as Blackwell"
+    return f"{both}, summed as {policy.accumulate.capitalize()}"
 
 
 def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> str:

@@ -61,7 +61,14 @@ HadamardSize = Literal[16, 32, 64, 128, 256]
 Signs = Literal["none", "fixed", "layer", "step", "call", "backward"]
 Source = Literal["high_precision", "forward", "forward_bf16"]
 Undo = Literal["accumulator", "operand"]
-Accumulate = Literal["fp32", "blackwell"]
+Accumulate = Literal["fp32", "blackwell", "hopper", "hopper_fast"]
+
+ADDED_BY: dict[str, tuple[str, ...]] = {
+    "fp32": (),
+    "blackwell": ("nvfp4",),
+    **dict.fromkeys(("hopper", "hopper_fast"), ("fp8_e4m3", "fp8_e5m2")),
+}
+"""The formats of which both operands must be, for each model of a device's sums."""
 
 BLOCKS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mxfp8", "mxfp4"), ("1x32", "32x32")),
@@ -243,8 +250,8 @@ HIGH_PRECISION = OperandPolicy()
 class GemmPolicy:
     """The two operands of one GEMM, in the order of the module's table, and how their products are added.
 
-    ``accumulate``: fp32 in any order; or, of NVFP4 in emulation, as a published model of Blackwell does
-    (``ablate.backends.emulated``).
+    ``accumulate``: fp32 in any order; or, in emulation, as a published model of a device does
+    (``ablate.backends.modelled_sums``).
     """
 
     left: OperandPolicy = HIGH_PRECISION
@@ -258,17 +265,20 @@ class GemmPolicy:
             if left != right:
                 message = f"{name} {left} on one operand and {right} on the other: the rotation would not cancel"
                 raise ValueError(message)
-        if self.accumulate == "blackwell" and not self.is_nvfp4:
-            message = f"accumulate 'blackwell' needs nvfp4 on both sides, not {self.left.format}"
+        if self.accumulate != "fp32" and not self.can_add_as(self.accumulate):
+            formats = " or ".join(ADDED_BY[self.accumulate])
             raise ValueError(
-                f"{message} and {self.right.format}, and no undo 'operand'"
+                f"accumulate '{self.accumulate}' needs {formats} on both sides, not {self.left.format} and "
+                f"{self.right.format}, and neither undo 'operand' nor fp32 scales of rows or groups"
             )
 
-    @property
-    def is_nvfp4(self) -> bool:
-        """Whether both operands are NVFP4 codes with their scales."""
+    def can_add_as(self, accumulate: Accumulate) -> bool:
+        """Whether a model of a device's sums is one of these operands' products."""
+        formats = ADDED_BY[accumulate]
         for operand in (self.left, self.right):
-            if operand.format != "nvfp4" or operand.undo != "accumulator":
+            if operand.format not in formats or operand.undo != "accumulator":
+                return False
+            if operand.scale_rule.family == "groups":
                 return False
         return True
 

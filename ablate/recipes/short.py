@@ -31,6 +31,7 @@ from pydantic_core import PydanticCustomError
 from ablate.base.config_base import Section, key, written_short
 from ablate.base.errors import likely, one_of
 from ablate.recipes.policy import (
+    ADDED_BY,
     GEMMS,
     HIGH_FORMATS,
     NO_ROTATION,
@@ -183,7 +184,7 @@ class LayerRecipeSpec:
     )
     accumulate: Accumulate = key(
         "fp32",
-        "how GEMMs of two NVFP4 operands add: blackwell = as a model of the device, emulated",
+        "how GEMMs add, by an emulated model of a device: blackwell of NVFP4; hopper, hopper_fast of FP8",
     )
     fprop: GemmEntry | None = None
     dgrad: GemmEntry | None = None
@@ -394,11 +395,11 @@ def _published(name: str) -> Recipe:
 
 
 def _adding(layer: LayerRecipe, accumulate: Accumulate) -> LayerRecipe:
-    """Let the NVFP4 GEMMs of a recipe sum as ``accumulate`` says."""
+    """Let the GEMMs of a recipe sum as ``accumulate`` says, where it is of their formats."""
     changed = {}
     for gemm in GEMMS:
         policy = layer.gemm(gemm)
-        if policy.is_nvfp4:
+        if policy.can_add_as(accumulate):
             changed[gemm] = replace(policy, accumulate=accumulate)
     return replace(layer, **changed)
 
@@ -445,14 +446,15 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
             (gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block"
         )
         raise SenselessRecipe(str(fault), place) from None
-    if spec.accumulate != "fp32" and not any(
-        layer.gemm(gemm).is_nvfp4 for gemm in GEMMS
-    ):
-        message = (
-            f"accumulate '{spec.accumulate}' with no GEMM whose operands are both nvfp4"
+    adding = _adding(layer, spec.accumulate)
+    if spec.accumulate != "fp32" and adding == layer:
+        formats = " or ".join(ADDED_BY[spec.accumulate])
+        raise SenselessRecipe(
+            f"accumulate '{spec.accumulate}' with no GEMM whose operands are both {formats} (with neither fp32 "
+            "scales of rows or groups nor undo: operand)",
+            "accumulate",
         )
-        raise SenselessRecipe(message, "accumulate")
-    return _adding(layer, spec.accumulate)
+    return adding
 
 
 _NEEDS = {

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from ablate.backends.emulated import EmulatedBackend, add_toward_zero
+from ablate.backends.emulated import EmulatedBackend
+from ablate.backends.modelled_sums import add_toward_zero
 from ablate.backends.protocol import Draw
 from ablate.backends.scaled import TorchBackend
 from ablate.backends.select import load_backend

@@ -311,7 +311,7 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
         raise ValueError(f"TransformerEngine has {message}")
     if any(recipe.gemm(gemm).accumulate != "fp32" for gemm in GEMMS):
         raise ValueError(
-            "accumulate: 'blackwell' is a model of the hardware, which TransformerEngine runs on"
+            "accumulate: it is a model of the hardware, which TransformerEngine runs on"
         )
     return {
         "input": Quantizers(
