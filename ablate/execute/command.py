@@ -11,6 +11,7 @@ further than the attempts before it is tried again; one that did not has failed,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import sys
 import tempfile
@@ -24,9 +25,9 @@ from ablate.base.errors import UserError, first_line, safe_text
 from ablate.base.files import read_record, restrict_umask, write_record
 from ablate.execute.command_follower import LOOK_SEC, Follower
 from ablate.execute.command_process import Launch
-from ablate.execute.environment import describe_command
+from ablate.execute.environment import describe_command, read_otherwise
 from ablate.execute.orphans import end_with_this_process
-from ablate.run.command import Command
+from ablate.run.command import Command, reading_of
 from ablate.run.log_text import NewText
 from ablate.run.schedule import plan_steps
 from ablate.store.leases import STALE_SEC, Leases
@@ -62,6 +63,9 @@ def train_by_command(
 ) -> tuple[Follower, dict[str, str]]:
     """Train a run by its command, in its folder; return how it ended, and the hashes of its files of rows.
 
+    Where its logs were read in another way before, all are read again; a command that has ended by itself is
+    then not started, but judged anew.
+
     On several nodes this process follows the command on the first; ``start_on_node`` runs on the others.
 
     Raises:
@@ -75,14 +79,19 @@ def train_by_command(
     gpus = int(task.resources.num_gpus)
     num_devices = max(1, gpus)
     _wait_for_lost_attempt(task, lease, command.grace_sec, watch, should_stop)
-    lines, num_bytes = new_lines(run.metrics_path)
-    environment = describe_command(
-        command, task.git_commit, num_devices * num_nodes, gpus=gpus
-    )
     resumed_differently = _resumed_differently(run.environment_path)
-    write_record(
-        run.environment_path, environment | {"resumed_differently": resumed_differently}
-    )
+    environment = read_otherwise(run, command)
+    if environment:
+        run.metrics_path.unlink(missing_ok=True)
+        run.attempt_log(attempt - 1).with_suffix(".read").unlink(missing_ok=True)
+    exit_code = environment.get("exit_code")
+    if exit_code is None:
+        environment = describe_command(
+            command, task.git_commit, num_devices * num_nodes, gpus=gpus
+        )
+    environment["reading"] = reading_of(command)
+    environment["resumed_differently"] = resumed_differently
+    lines, num_bytes = new_lines(run.metrics_path)
     values = run_values(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
         num_nodes=num_nodes, master_addr=_own_address(),
@@ -97,14 +106,21 @@ def train_by_command(
         [run.attempt_log(number, rank) for rank in range(num_nodes)]
         for number in range(1, attempt + 1)
     ]
+    if exit_code is not None:
+        logs = [[*itertools.chain(*logs)]]
     with MetricsWriter(run.metrics_path, num_bytes) as writer:
         follower = Follower(
             launch, logs, parse_rows(lines), watch.writing(writer), watch.progress
         )
-        with _other_nodes(task, launch) as nodes_fault:
-            follower.follow(should_stop, nodes_fault)
+        if exit_code is not None:
+            follower.follow_again(exit_code)
+        else:
+            write_record(run.environment_path, environment)
+            with _other_nodes(task, launch) as nodes_fault:
+                follower.follow(should_stop, nodes_fault)
         hashes = {writer.name: writer.sync()[1]}
     environment |= {
+        "exit_code": follower.exit_code,
         "markers": [*follower.seen.values()],
         "resumed_differently": sorted({*resumed_differently, *follower.rows.different}),
         "log_notes": [*follower.notes()],

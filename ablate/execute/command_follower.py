@@ -1,7 +1,8 @@
 """Follows a command to its end, by what it and its earlier attempts say: rows, markers, how the run goes.
 
 How it fails: a run whose evaluations cannot be read, or whose output holds what it must not, has failed as
-soon as that is known. The middle of a log that is too long is left out of its file.
+soon as that is known. The middle of a log that is too long is left out of its file. A command that has failed
+is named by its error: the last that it prints, not those of a launcher around it, and no warnings.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import safe_text
+from ablate.base.errors import UserError, safe_text
 from ablate.base.files import read_record, write_record
 from ablate.execute.command_log import Rows
 from ablate.integrations import applied_line
@@ -34,6 +34,11 @@ _OPEN = ("running", "interrupted")
 """States in which it may still turn out that the run has ended otherwise."""
 _BLOCK = 1 << 12
 """Parts of files are left out in units of so many bytes."""
+_KILLED = (-9, -15, 137, 143)
+"""Exit codes of SIGKILL and SIGTERM, and of a shell whose command they have ended."""
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
+_LAUNCHERS = re.compile("ChildFailedError|CalledProcessError")
+"""Errors that say only that another process has ended with one."""
 _LOOKS_LIKE_EVALUATION = re.compile(
     r"(?:val|Val|VAL)\w*[^\w\n]+(?:\w+[^\w\n]+){0,4}?(?i:loss|ppl|bpb|perplexity)\b.*\d"
 )
@@ -58,7 +63,8 @@ class Follower:
     earlier attempt printed is read, too: its command may print until it is ended.
 
     ``state`` and ``message``: how the run has ended, once that is known. ``transient``: another attempt may
-    get further. ``seen``: what of the output each expected pattern matched.
+    get further. ``exit_code``: None unless the command ended by itself. ``seen``: what of the output each
+    expected pattern matched.
     """
 
     def __init__(
@@ -106,12 +112,14 @@ class Follower:
         ]
         self._said_diverged = ""
         self._unread_evaluation: tuple[int, str] | None = None
-        self._last_lines = deque[str](maxlen=5)
+        self._last_line = ""
+        self._error = ""
         self._is_started = False
         self.seen: dict[str, str] = {}
         self.state: State = "running"
         self.message: str | None = None
         self.transient = False
+        self.exit_code: int | None = None
 
     @property
     def step(self) -> int:
@@ -153,10 +161,31 @@ class Follower:
                 fault = nodes_fault()
                 if not is_behind:
                     time.sleep(LOOK_SEC)
+        if self.state == "running":
+            self.exit_code = family.process.returncode or int(fault is not None)
+        self._read_to_end()
+        self._judge(family.process.returncode, fault)
+
+    def follow_again(self, exit_code: int) -> None:
+        """Read the logs of a command that ended with this code in an earlier attempt, and judge that end.
+
+        If more rows were expected, another attempt would only train them again.
+        """
+        self.exit_code = exit_code
+        self._is_started = True
+        try:
+            self._read_to_end()
+        except UserError as error:
+            self._end("failed", str(error))
+        self._judge(exit_code, None)
+        if exit_code == 0 and self.state == "interrupted":
+            self.state = "failed"
+            self.transient = False
+
+    def _read_to_end(self) -> None:
         while self._look(ended=True):
             pass
         self._write_places()
-        self._judge(family.process.returncode, fault)
 
     def _end(self, state: State, message: str | None = None) -> None:
         """Set how the run has ended, unless that is known or it was only asked to stop."""
@@ -212,8 +241,7 @@ class Follower:
 
     def notes(self) -> Iterator[str]:
         """Yield how the log was read and kept, where that is not plain."""
-        if disagreement := self.rows.disagreement():
-            yield disagreement
+        yield from self.rows.notes()
         for path, end in self._left_out.items():
             mib = (end - self._kept_bytes) >> 20
             yield f"{mib:,} MiB of its output left out of {path.name} (trainer.log_limit_mb)"
@@ -247,8 +275,10 @@ class Follower:
                 self._end("diverged", fault)
         if not is_new:
             return
-        if line and not has_row and not line.startswith("{"):
-            self._last_lines.append(line[:200])
+        if has_row:
+            self._error = ""
+        elif line and not line.startswith("{"):
+            self._note_error(line)
         for pattern, marker in self._markers.items():
             if pattern not in self.seen and (match := marker.search(line)):
                 self.seen[pattern] = match[0]
@@ -261,6 +291,13 @@ class Follower:
             self._said_diverged = safe_text(line)[:200]
         if reader is not None and not self.rows.has_evaluations:
             self._notice_evaluation("" if has_row else line)
+
+    def _note_error(self, line: str) -> None:
+        """Keep the line if it may say why the command ends."""
+        if _ERROR.match(line) and not (self._error and _LAUNCHERS.search(line)):
+            self._error = line
+        elif "warn" not in line.lower():
+            self._last_line = line
 
     def _notice_evaluation(self, line: str) -> None:
         """End a run whose evaluations cannot be read, once it has trained for half an interval more."""
@@ -283,19 +320,28 @@ class Follower:
         missing = [pattern for pattern in self._markers if pattern not in self.seen]
         if self._said_diverged and code != 0:
             self._end("diverged", f"the command says: {self._said_diverged}")
-        elif missing and self.rows.is_new:
+        elif missing and self.rows.is_new and code == 0:
             self._end(
                 "failed", f"its output never held '{missing[0]}' (trainer.expect)"
             )
-        elif code == 0 and self.rows.is_complete and nodes_fault is None:
+        elif code == 0 and nodes_fault is None and self.rows.missing() is None:
             self._end("finished")
         else:
-            fault = nodes_fault or f"the command {_exit_text(code)}"
-            why = f"{fault} after step {self.rows.last} of {self.rows.plan.steps}"
-            if self._last_lines:
-                why += f"; its last lines: {safe_text(' | '.join(self._last_lines))}"
-            self.transient = self.rows.is_new
-            self._end("interrupted" if self.transient else "failed", why)
+            has_trained_all = code == 0 and self.rows.reaches_end("train")
+            self.transient = self.rows.is_new and not has_trained_all
+            if code in _KILLED and nodes_fault is None:
+                self.transient = True
+            state: State = "interrupted" if self.transient else "failed"
+            self._end(state, self._why(code, nodes_fault))
+
+    def _why(self, code: int, nodes_fault: str | None) -> str:
+        """Say in a sentence why the command has not finished."""
+        end = nodes_fault or f"the command {_exit_text(code)}"
+        end += f" after step {self.rows.last} of {self.rows.plan.steps}"
+        if code == 0 and nodes_fault is None:
+            return f"{end}, {self.rows.missing()}"
+        error = safe_text(self._error or self._last_line)[:300]
+        return end if code in _KILLED or not error else f"{error} ({end})"
 
 
 def _any_in(text: str, patterns: Sequence[re.Pattern[str]]) -> bool:

@@ -19,7 +19,7 @@ from ablate.run.loss_units import short_name, stored_unit, to_stored
 from ablate.run.schedule import divergence_bound, plan_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ablate.run.config import RunConfig
 
@@ -72,7 +72,7 @@ class Rows:
     @property
     def last(self) -> int:
         """The step of the last row, 0 without one."""
-        return max(next(reversed(losses), 0) for losses in self._losses.values())
+        return max(map(self.last_of, self._losses))
 
     @property
     def tokens(self) -> int:
@@ -84,24 +84,52 @@ class Rows:
         """Whether an evaluation was read."""
         return bool(self._losses["eval"])
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the last evaluation is at the plan's end, or the next row of each kind would come after."""
-        if not self.has_evaluations:
-            return False
-        if (
-            self._tokens["eval"][-1] + _widest_gap(self._tokens["train"])
-            >= self.plan.tokens
-        ):
-            return True
-        for tokens in self._tokens.values():
-            if len(tokens) > 1 and tokens[-1] + _widest_gap(tokens) <= self.plan.tokens:
-                return False
-        return True
+    def missing(self) -> str | None:
+        """Say which row a run lacks whose command has ended, None if it is complete.
 
-    def disagreement(self) -> str | None:
-        """Say where the log's own count differs from steps × batch."""
-        return self._places.disagreement()
+        It is complete if its last evaluation is at the plan's end or less than an interval of training rows
+        before it, or if its loop would print the next row of each kind after that end.
+        """
+        last_interval = _widest_gap(self._tokens["train"])
+        last_evaluation = self._tokens["eval"][-1]
+        if self.has_evaluations and last_evaluation + last_interval >= self.plan.tokens:
+            return None
+        if self._losses["train"] and not self.reaches_end("train"):
+            return f"without a training row after step {self.last_of('train')}"
+        if self.reaches_end("eval"):
+            return None
+        last = self.last_of("eval")
+        return f"without an evaluation after step {last} (let it evaluate at its last step)"
+
+    def reaches_end(self, kind: str) -> bool:
+        """Whether the next row of this kind would come after the plan's end."""
+        tokens = self._tokens[kind]
+        next_tokens = tokens[-1] + _widest_gap(tokens)
+        # a loop that counts from 0 ends before the step of the plan's end
+        return next_tokens + self._counts_from_zero > self.plan.tokens
+
+    @property
+    def _counts_from_zero(self) -> bool:
+        """Whether the command's loop numbers its first step 0: it has trained in it."""
+        return 0 in self._losses["train"]
+
+    def last_of(self, kind: str) -> int:
+        """Return the step of the last row of a kind, 0 without one."""
+        return next(reversed(self._losses[kind]), 0)
+
+    def notes(self) -> Iterator[str]:
+        """Yield where the log's own count differs from steps × batch, and what its end lacks."""
+        if disagreement := self._places.disagreement():
+            yield disagreement
+        last = self.last_of("eval")
+        if last < self.plan.steps and not self.missing():
+            note = f"the last evaluation is of step {last:,} of {self.plan.steps:,}"
+            if self._counts_from_zero:
+                note += ", counted from 0: where it evaluates after the update, evaluations have "
+                note += (
+                    f"{self.plan.tokens_per_step:,} tokens (one step) more than stated"
+                )
+            yield note
 
     def add(self, printed: Mapping[str, Any], *, is_new: bool) -> str | None:
         """Add what a log says of a step; return why the run has diverged, else None.

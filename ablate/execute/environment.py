@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate._version import __version__
+from ablate.base.errors import UserError
 from ablate.base.files import hash_of, hash_of_sources
 from ablate.run import command_files
+from ablate.run.command import reading_of
+from ablate.run.log_text import is_cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ablate.backends.device import Device
     from ablate.backends.select import Choice
     from ablate.run.command import Command
+    from ablate.store import RunDir
 
 _RESULT_SOURCES = (
     "backends",
@@ -216,6 +220,28 @@ def _of_every_run(commit: str | None) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpus_visible": len(os.sched_getaffinity(0)),
     }
+
+
+def read_otherwise(run: RunDir, trainer: str | Command | None) -> dict[str, Any]:
+    """Return the record of a run whose log was read in another way than now, of any other run nothing.
+
+    Raises:
+        UserError: a part of its log was left out.
+    """
+    reading = reading_of(trainer)
+    try:
+        environment = run.environment()
+    except (OSError, ValueError):  # damaged
+        return {}
+    if environment.get("reading", reading) == reading:
+        return {}
+    for log in run.attempts.glob("*.log"):
+        if is_cut(log):
+            raise UserError(
+                f"{log} cannot be read in another way: its middle was left out (trainer.log_limit_mb)",
+                hint="leave trainer.metrics, expect, refuse and diverged as they were",
+            )
+    return environment
 
 
 def describe_command(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.execute.environment import code_digest, fingerprint
+from ablate.execute.environment import code_digest, fingerprint, read_otherwise
 from ablate.run.ids import run_id as id_of
 from ablate.store import END_STATES, RunDir, StudyStore
 from ablate.store.leases import Leases
@@ -132,7 +132,7 @@ def find_todo(
     retry_failed: bool = False,
     take: bool = False,
 ) -> Todo:
-    """Find the requests without a result; failed runs only with ``retry_failed``.
+    """Find the requests without a result, or whose logs are to be read again; failed runs only with ``retry_failed``.
 
     ``unneeded`` returns the ids of runs whose results are not needed, with the reasons. ``take``: copy
     results from other studies of the storage; only allowed while no other process runs the study.
@@ -140,7 +140,12 @@ def find_todo(
     ended: set[State] = {*END_STATES}
     if not retry_failed:
         ended.add("failed")
-    missing = [run for run in requests if store.run(run.run_id).state() not in ended]
+    missing = [
+        run
+        for run in requests
+        if read_otherwise(store.run(run.run_id), run.config.trainer)
+        or store.run(run.run_id).state() not in ended
+    ]
     settled = unneeded()
     needed = [run for run in missing if run.run_id not in settled]
     taken = copy_results(store, needed) if take else {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -146,14 +146,17 @@ class Command(Section):
                 "metrics",
             )
         for name in LISTS:
-            if any(
-                f"{{{name}}}" in word and word != f"{{{name}}}" for word in self.command
-            ):
-                yield (
-                    f"{{{name}}} stands for whole words",
-                    "make it a word of its own",
-                    "command",
-                )
+            template = f"{{{name}}}"
+            for part in ("command", "args", "dry_run_args"):
+                if any(
+                    template in word and word != template
+                    for word in getattr(self, part)
+                ):
+                    yield (
+                        f"{template} stands for whole words",
+                        "make it a word of its own",
+                        part,
+                    )
         if self.args and "{args}" not in self.command:
             yield "args have no place in the command", "add the word '{args}'", "args"
         if self.recipes is not None and self.precision is not None:
@@ -171,7 +174,11 @@ class Command(Section):
 
     @property
     def words(self) -> list[str]:
-        """The command with ``args`` in their place."""
+        """The command with ``args`` in their place; ``with_recipe`` puts a recipe's words in theirs."""
+        return _replaced(self._words_of_study, "{recipe_args}", ())
+
+    @property
+    def _words_of_study(self) -> list[str]:
         return _replaced(self.command, "{args}", self.args)
 
     @property
@@ -185,7 +192,7 @@ class Command(Section):
 
     def with_recipe(self, flags: Flags) -> Command:
         """Put a recipe's words, variables and patterns in their place; what the study sets itself wins."""
-        words = _replaced(self.words, "{recipe_args}", flags.args)
+        words = _replaced(self._words_of_study, "{recipe_args}", flags.args)
         return replace(
             self, command=words, args=[], env={**flags.env, **self.env}, expect=[*self.expect, *flags.expect],
             refuse=[*self.refuse, *flags.refuse],
@@ -203,11 +210,13 @@ class Command(Section):
 
     @property
     def identity(self) -> dict[str, object]:
-        """What of it can change a result: not its place, secrets, checks, or how it is asked to end."""
+        """What of it can change a result: not its place, secrets, how its log is read, or how it is asked to end."""
         return {
-            "command": self.words, "env": self.env, "version": self.version, "precision": self.precision,
-            "metrics": self.metrics and self.metrics.identity,
-        }  # fmt: skip
+            "command": self.words,
+            "env": self.env,
+            "version": self.version,
+            "precision": self.precision,
+        }
 
 
 def _replaced(
@@ -218,6 +227,14 @@ def _replaced(
     for word in words:
         replaced += replacement if word == template else [word]
     return replaced
+
+
+def reading_of(trainer: str | Command | None) -> dict[str, object]:
+    """Return how a command's log is read. Where that changes, the stored logs are read again."""
+    if not isinstance(trainer, Command):
+        return {}
+    fields = asdict(trainer)
+    return {name: fields[name] for name in ("metrics", "expect", "refuse", "diverged")}
 
 
 def filled(text: str, values: Mapping[str, object]) -> str:

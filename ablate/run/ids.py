@@ -4,7 +4,7 @@ Included: model, training, the six resolved operand policies, back end, seed, th
 the data's content, the vocabulary size, the digest of user code, the fork (how the run trained before it, and
 where it is), the recipe of the run whose routes it replays, and ``RESULT_VERSION``. Default values of model,
 data and training fields are left out: a changed default raises ``RESULT_VERSION``.
-Of a command: its words and environment before templates are filled, how its log is read, its version.
+Of a command: its words and environment before templates are filled, its version; not how its log is read.
 Excluded: names of study and arm, descriptions, resources, file locations and ``model.allow``, which only says
 what the user knows. ``data_digest`` represents the content of ``paths`` and ``validation_paths``, and of a
 tokenizer in a local file; ``code_digest`` represents the file of a model or trainer. So a renamed, moved or

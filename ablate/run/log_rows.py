@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.config_base import Section, key, said, section
@@ -107,18 +105,6 @@ class LogSource(Section):
             patterns=tuple(self.patterns),
             keys=keys,
         )
-
-    @property
-    def identity(self) -> str:
-        """What a run's id holds of it: how a log is read, as JSON."""
-        # These came later, so that without them an id is as it was.
-        later = ("set", "unit", "evaluations")
-        fields = {
-            name: value
-            for name, value in asdict(self).items()
-            if value is not None or name not in later
-        }
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def loss_unit(self) -> LoggedUnit:

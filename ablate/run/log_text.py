@@ -158,6 +158,13 @@ def leave_out(path: Path, begin: int, end: int) -> bool:
         return bool(fallocate(file.fileno(), keep_size_and_punch, *places) == 0)
 
 
+def is_cut(path: Path) -> bool:
+    """Tell whether a part of a file was left out."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        return size > 0 and os.lseek(file.fileno(), 0, os.SEEK_HOLE) < size
+
+
 class NewText:
     """New lines of a text that is still written; a carriage return ends a line, too."""
 

@@ -314,7 +314,7 @@ class Arms:
 
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
         """Add the fault that ``arm`` equals the arm named ``same``."""
-        hint = "names, descriptions and resources do not count"
+        hint = "names, descriptions, resources and how logs are read do not count"
         self.faults.add(_home(arm.name, arm.parts), f"the same arm as '{same}'", hint)
 
 
@@ -374,10 +374,10 @@ def content_of(arm: ResolvedArm) -> tuple[str, ...]:
     recipe = arm.recipe
     if arm.model.describes(arm.trainer) and (recipe.rules or recipe.phases):
         recipe = _without_idle_parts(arm.model, recipe)
-    if isinstance(arm.trainer, Command):
-        trainer = arm.trainer.text
-    else:
-        trainer = arm.trainer or ""
+    trainer = arm.trainer or ""
+    if isinstance(trainer, Command):
+        unread = replace(trainer, metrics=None, expect=[], refuse=[], diverged=[])
+        trainer = unread.text
     return (
         arm.backend,
         trainer,

@@ -82,6 +82,7 @@ def run_study(
     plan = known_plan(build_plan(loaded, machines=where.machines), store)
     choose_runs(plan, only, seeds)  # refuses names that the study lacks
     _say_plan(loaded, plan, store, where, listener)
+    from ablate.execute.environment import read_otherwise
     from ablate.execute.pending_runs import requests_of, stop_unneeded
     from ablate.reports import write_report
     from ablate.results import stops
@@ -101,7 +102,16 @@ def run_study(
                 return tuned
             plan = tuned
             store.write_plan(plan)
-        chosen = choose_runs(plan, only, seeds)
+        outdated = {
+            run.id
+            for arm, run in plan.runs()
+            if read_otherwise(store.run(run.id), arm.config.trainer)
+        }
+        if outdated:
+            listener.say(
+                f"Logs are read again, as the study now says: {len(outdated)} runs."
+            )
+        chosen = choose_runs(plan, only, seeds) | outdated
         arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
         requests = requests_of(plan, chosen, prepare(where, plan.arms, arms, listener))
         unneeded: Unneeded = dict if plan.stop is None else stops.Unneeded(store)

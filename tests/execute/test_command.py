@@ -21,11 +21,14 @@ from ablate.base.files import write_record
 from ablate.execute.command import run_values
 from ablate.execute.command_follower import Follower
 from ablate.execute.command_process import MARK, Launch
+from ablate.execute.environment import read_otherwise
 from ablate.execute.orphans import marked
+from ablate.execute.pending_runs import find_todo
 from ablate.execute.worker import execute_run
 from ablate.run.command import Command, secrets_of
 from ablate.run.config import TrainingConfig
 from ablate.run.log_rows import LogSource
+from ablate.run.log_text import is_cut
 from ablate.store import StudyStore
 from ablate.store.leases import Leases
 from tests.execute.four_runs import config_of
@@ -121,7 +124,7 @@ def test_rows_have_tokens_and_speed(undisturbed):
         (
             ["--crash-at", "37"],
             ["interrupted", "finished"],
-            r"exit code 1 after step 35 of 60; its last lines: (arithmetic: bf16 \| )something went wrong$",
+            r"^something went wrong \(the command ended with exit code 1 after step 35 of 60\)$",
         ),
         (
             ["--always-crash-at", "12"],
@@ -131,7 +134,7 @@ def test_rows_have_tokens_and_speed(undisturbed):
         (
             ["--exit-at", "30"],
             ["interrupted", "failed"],
-            "ended with exit code 0 after step 30 of 60",
+            "ended with exit code 0 after step 30 of 60, without a training row after step 30",
         ),
     ],
 )
@@ -461,11 +464,26 @@ STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rat
             "diverged",
             "the command says: RuntimeError: Rank 0: found NaN in local forward loss",
         ),
-        (["AssertionError: weird", "!1"], "failed", "ended with exit code 1"),
+        (
+            [
+                "[rank0]: AssertionError: weird",
+                "x.py:3: UserWarning: too old",
+                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+                "=====",
+                "!1",
+            ],
+            "failed",
+            "[rank0]: AssertionError: weird (the command ended with exit code 1 after step 0 of 60)",
+        ),
+        (
+            [STEP.format(step=step) for step in (20, 40, 60)],
+            "failed",
+            "after step 60 of 60, without an evaluation after step 0 (let it evaluate at its last step)",
+        ),
         (["the loss blew up", "!3"], "diverged", "the command says: the loss blew up"),
         (
             ["allocating", "!-9"],
-            "failed",
+            "interrupted",
             "was killed by SIGKILL (as the kernel does where memory is short)",
         ),
         (
@@ -491,7 +509,7 @@ def test_what_a_command_prints_of_its_end(tmp_path, lines, state, said):
         "    print(line, flush=True)"
     )
     end, _ = attempt(tmp_path, config_of_code(code, *lines, diverged=["blew up"]))
-    assert end.state == state
+    assert (end.state, end.transient) == (state, state == "interrupted")
     assert said in end.message
 
 
@@ -552,6 +570,50 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(
     assert environment["resumed_differently"] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"hush" in path.read_bytes() for path in files)
+
+
+def executed_by_a_driver(run, run_config):
+    """The state after a driver has found the run to be executed."""
+    request = request_of(run, run_config)
+    store = StudyStore(run.path.parent.parent)
+    assert find_todo(store, [request]).runs == (request,)
+    run.create(asdict(run_config))
+    assert executed(run, run_config) == 0
+    assert find_todo(store, [request]).num_ended == 1
+    return run.state()
+
+
+def reading(evaluations, *words):
+    """The run of ``train_script.py`` with this pattern of evaluations."""
+    training = r"iteration +(?P<step>\d+)/.*lm loss: (?P<loss>\S+)"
+    metrics = LogSource(patterns=[training, evaluations])
+    run_config = config(*words)
+    return replace(run_config, trainer=replace(run_config.trainer, metrics=metrics))
+
+
+def test_a_mended_pattern_reads_the_stored_log_and_starts_nothing(tmp_path):
+    wrong = reading(r"at iteration (?P<step>[1-5]0) .* value: (?P<val_loss>\S+)")
+    mended = reading(r"at iteration (?P<step>\d+) .* value: (?P<val_loss>\S+)")
+    run = run_of(tmp_path, wrong)
+    for run_config, state in ((wrong, "failed"), (mended, "finished")) * 2:
+        assert executed_by_a_driver(run, run_config) == state
+        assert (run.status().message is None) == (state == "finished")
+        assert len(run.metrics("eval")) == (6 if state == "finished" else 5)
+    assert [run.attempt_log(number).stat().st_size for number in (2, 3, 4)] == [0, 0, 0]
+    with run.attempt_log(1).open("ab") as log:
+        log.truncate(1 << 20)
+    if is_cut(run.attempt_log(1)):  # else the file system makes no holes
+        with pytest.raises(UserError, match=r"1\.log cannot be read in another way"):
+            read_otherwise(run, wrong.trainer)
+
+
+def test_a_command_that_was_ended_because_of_a_pattern_goes_on(tmp_path, undisturbed):
+    wrong = reading("(?P<val_loss>x)", "--sleep", "0.05")
+    run = run_of(tmp_path, wrong)
+    assert executed_by_a_driver(run, wrong) == "failed"
+    assert "its evaluations cannot be read" in run.status().message
+    assert executed_by_a_driver(run, config()) == "finished"
+    assert outcome_of(run)[4] == timeless(undisturbed)
 
 
 def test_what_earlier_attempts_trained_otherwise_stays_named(tmp_path):

@@ -1,5 +1,7 @@
 """What a command's log says of its run: where rows are, which are evaluations, and how it ends."""
 
+import re
+
 import pytest
 
 from ablate.base.errors import UserError
@@ -42,9 +44,9 @@ def test_the_logs_own_count_goes_before_steps():
     rows, written, _ = read(*grown, {"step": 75, "val_loss": 2.9})
     assert [row["tokens"] for row in written] == [400, 800, 3200, 3200]
     assert evaluations(written) == [(75, 3200, 2.9)]
-    assert rows.is_complete
+    assert rows.missing() is None
     assert (
-        rows.disagreement()
+        next(rows.notes())
         == "its own count is taken: 3,200 tokens at step 75, not 2,400 by steps"
     )
 
@@ -68,7 +70,44 @@ def test_a_run_is_complete_at_its_last_evaluation(
     printed += [
         {"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation)
     ]
-    assert read(*printed)[0].is_complete == is_complete
+    assert (read(*printed)[0].missing() is None) == is_complete
+
+
+@pytest.mark.parametrize(
+    ("training", "evaluations", "missing", "note"),
+    [
+        # as nanoGPT: it evaluates before the step
+        (range(0, 100, 10), range(0, 101, 20), None, None),
+        (
+            range(100),
+            [0, 50, 99],
+            None,
+            "of step 99 of 100, counted from 0: .*32 tokens",
+        ),
+        (
+            range(0, 100, 10),
+            range(0, 100, 20),
+            None,
+            "of step 80 of 100, counted from 0",
+        ),
+        (range(0, 90, 10), range(0, 90, 20), "a training row after step 80", None),
+        (range(10, 101, 10), range(20, 90, 20), "an evaluation after step 80", None),
+        (range(10, 101, 10), [50, 90], None, "last evaluation is of step 90 of 100$"),
+        (range(10, 101, 10), [], "an evaluation after step 0", None),
+        ([], [50], "an evaluation after step 50", None),
+    ],
+)
+def test_the_row_that_a_loop_from_0_or_1_lacks_is_named(
+    training, evaluations, missing, note
+):
+    printed = [{"step": step, "loss": 3.0} for step in training]
+    printed += [{"step": step, "val_loss": 3 - step / 1000} for step in evaluations]
+    rows, *_ = read(*printed)
+    assert missing is None or f"without {missing}" in rows.missing()
+    assert (rows.missing() is None) == (missing is None)
+    notes = [*rows.notes()]
+    assert len(notes) == (note is not None)
+    assert note is None or re.search(note, notes[0])
 
 
 def test_losses_above_the_studys_bound_in_all_attempts_are_a_divergence():

@@ -13,6 +13,7 @@ from ablate.run.command import (
     Command,
     filled,
     lacks_proof,
+    reading_of,
     variables_of,
 )
 from ablate.run.command_files import (
@@ -57,6 +58,7 @@ def test_lists_become_words_and_the_studys_own_variables_win():
     assert ready.env == {"A": "own", "B": "2", "C": "3"}
     assert (ready.expect, ready.refuse) == (["own", "fp4"], ["bf16"])
     assert command("run").with_recipe(flags).words == ["run"]
+    assert written.words == ["run", "--x", "1"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,9 @@ def test_the_identity_leaves_out_what_changes_no_result():
     assert same.identity == command("run", "{seed}", cwd="/b").identity
     assert command("run", "{seed}", version="1").identity != same.identity
     assert command("run", "{args}", args=["{seed}"]).identity == same.identity
+    read_otherwise = replace(same, metrics=LogSource(preset="nanogpt", unit="bits"))
+    assert read_otherwise.identity == same.identity
+    assert reading_of(read_otherwise) != reading_of(same)
 
 
 def test_a_recipe_comes_out_of_the_environment_as_it_went_in():

@@ -148,4 +148,4 @@ def test_a_command_that_prints_a_log_has_the_same_evaluations(
         row["step"]: row["val_loss"] for row in written if row["kind"] == "eval"
     } == curve
     assert {row["tokens"] for row in written} == {row["step"] * 4096 for row in written}
-    assert rows.is_complete
+    assert rows.missing() is None
