@@ -1,4 +1,4 @@
-"""Back ends over the GEMMs of libraries: QuTLASS (Blackwell), Primus-Turbo and AITER (gfx950).
+"""Back ends over the GEMMs of libraries: QuTLASS and quack (Blackwell), Primus-Turbo and AITER (gfx950).
 
 A library is imported on first use. Only its GEMM is used: the quantiser of ablate stands before it. The calls
 follow the libraries' public tests and are checked against stand-ins; nobody has run them through ablate yet.
@@ -126,6 +126,51 @@ class QutlassBackend(_LibraryBackend):
         return out
 
 
+class QuackBackend(_LibraryBackend):
+    """quack: block-scaled GEMMs in CuTe, with a factor for the accumulator; for capability 10.x."""
+
+    name = "quack"
+    module = "quack"
+    install = "see github.com/Dao-AILab/quack"
+    archs = ("sm_100", "sm_103")
+    formats = ("mxfp4", "nvfp4")
+    has_alpha = True
+
+    def gemm(
+        self,
+        a: Tensor,
+        a_scales: Tensor,
+        b: Tensor,
+        b_scales: Tensor,
+        alpha: Tensor,
+        fmt: str,
+    ) -> Tensor:
+        """Scales in cuBLAS's blocked layout, as tiles of [32, 4, 4]; rows of 16 bytes."""
+        operand = importlib.import_module(f"{self.module}.blockscaled.operand")
+        interface = importlib.import_module(f"{self.module}.gemm_interface")
+        block = 16 if fmt == "nvfp4" else 32
+        dtype = torch.float8_e4m3fn if fmt == "nvfp4" else torch.float8_e8m0fnu
+        a, a_scales, b, b_scales = _filled(
+            a, a_scales, b, b_scales, rows=16, k=128, block=block
+        )
+
+        def wrapped(codes: Tensor, scales: Tensor) -> Any:
+            tiles = swizzled(scales).view(-(-len(scales) // 128), -1, 32, 4, 4)
+            return operand.BlockScaledOperand.from_parts(
+                codes.view(torch.float4_e2m1fn_x2), tiles.view(dtype), fmt
+            )
+
+        right = wrapped(b, b_scales).mT
+        out: Tensor = interface.gemm(
+            wrapped(a, a_scales),
+            right,
+            alpha=alpha,
+            out_dtype=torch.bfloat16,
+            tuned=False,
+        )
+        return out
+
+
 class PrimusTurboBackend(_LibraryBackend):
     """Primus-Turbo: hipBLASLt's MXFP4 GEMM; the recipe of its own linear layer is not used."""
 
@@ -219,16 +264,26 @@ class AiterBackend(_LibraryBackend):
 
 
 def _filled(
-    a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor, *, rows: int, k: int
+    a: Tensor,
+    a_scales: Tensor,
+    b: Tensor,
+    b_scales: Tensor,
+    *,
+    rows: int,
+    k: int,
+    block: int = 32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Put zeros after the last row and element, up to multiples of ``rows`` and ``k`` elements."""
+    """Put zeros after the last row and element, up to multiples of ``rows`` and ``k`` elements.
+
+    ``block``: the elements of a scale.
+    """
 
     def fill(x: Tensor, multiple: int) -> Tensor:
         return F.pad(x, (0, -x.shape[1] % multiple, 0, -x.shape[0] % rows))
 
     return (
         fill(a, k // 2),
-        fill(a_scales, k // 32),
+        fill(a_scales, k // block),
         fill(b, k // 2),
-        fill(b_scales, k // 32),
+        fill(b_scales, k // block),
     )

@@ -1,5 +1,6 @@
 """Optional libraries by stand-ins that take what the real ones document: nobody here has the real ones."""
 
+import dataclasses
 import sys
 import types
 
@@ -19,6 +20,7 @@ MXFP4 = OperandPolicy(format="mxfp4")
 SR = OperandPolicy(format="mxfp4", rounding="stochastic", prescale=0.75)
 LIBRARIES = {
     "qutlass": "sm_120",
+    "quack": "sm_100",
     "primus_turbo": "gfx950",
     "primus_turbo_flydsl": "gfx950",
     "aiter": "gfx950",
@@ -72,6 +74,60 @@ def qutlass(monkeypatch):
     module.__spec__ = types.SimpleNamespace(name="qutlass")
     monkeypatch.setitem(sys.modules, "qutlass", module)
     return load_backend("qutlass")
+
+
+@dataclasses.dataclass
+class QuackOperand:
+    """A stand-in for quack's container: K is last in storage, ``mT`` swaps what it says of it."""
+
+    qdata: torch.Tensor
+    scale: torch.Tensor
+    format: str
+    is_turned: bool = False
+
+    @classmethod
+    def from_parts(cls, qdata, scale, fmt):
+        block = {"mxfp4": 32, "nvfp4": 16}[fmt]
+        rows, columns = qdata.shape[0], qdata.shape[1] * 2 // block
+        assert scale.shape == (-(-rows // 128), -(-columns // 4), 32, 4, 4)
+        assert scale.element_size() == 1
+        assert rows % 8 == qdata.shape[1] % 16 == 0  # rows of 16 bytes, of bf16, too
+        return cls(qdata, scale, fmt)
+
+    @property
+    def mT(self):  # noqa: N802 (its name)
+        return dataclasses.replace(self, is_turned=True)
+
+    @property
+    def parts(self):
+        block = 16 if self.format == "nvfp4" else 32
+        rows, columns = self.qdata.shape[0], self.qdata.shape[1] * 2 // block
+        tiled = (-(-rows // 128) * 128, -(-columns // 4) * 4)
+        scales = unswizzled(self.scale.reshape(-1), *tiled)[:rows, :columns]
+        return self.qdata, scales
+
+
+@pytest.fixture
+def quack(monkeypatch):
+    names = (
+        "quack",
+        "quack.blockscaled",
+        "quack.blockscaled.operand",
+        "quack.gemm_interface",
+    )
+    modules = {name: types.ModuleType(name) for name in names}
+    for name, module in modules.items():
+        module.__spec__ = types.SimpleNamespace(name=name)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def gemm(a, b, *, alpha, out_dtype, tuned):
+        assert (a.is_turned, b.is_turned, tuned) == (False, True, False)
+        assert alpha.shape == (1,)
+        return (product(*a.parts, *b.parts, a.format) * alpha).to(out_dtype)
+
+    modules["quack.blockscaled.operand"].BlockScaledOperand = QuackOperand
+    modules["quack.gemm_interface"].gemm = gemm
+    return load_backend("quack")
 
 
 @pytest.fixture
@@ -181,13 +237,28 @@ def test_the_call_gives_the_product(name, m, n, k, request):
     )
 
 
-def test_qutlass_takes_nvfp4_and_the_factor_of_a_prescale(qutlass):
-    left, right = operands(qutlass, OperandPolicy(format="nvfp4"), 40, 24, 80)
+@pytest.mark.parametrize("name", ["qutlass", "quack"])
+def test_nvfp4_and_the_factor_of_a_prescale_are_taken(name, request):
+    backend = request.getfixturevalue(name)
+    left, right = operands(backend, OperandPolicy(format="nvfp4"), 40, 24, 80)
     exact = (
         left.values.float() @ right.values.float().t() * (left.descale * right.descale)
     )
-    assert torch.allclose(qutlass.multiply(left, right).float(), exact, rtol=2**-8)
-    assert qutlass.support(both(SR), device_of_arch("sm_120")).mode == "native"
+    assert torch.allclose(backend.multiply(left, right).float(), exact, rtol=2**-8)
+    assert backend.support(both(SR), device_of_arch(LIBRARIES[name])).mode == "native"
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
+def test_the_real_quack_reads_our_codes_and_scales(fmt, monkeypatch):
+    """What needs no GPU of it: the operand, and its values."""
+    pytest.importorskip("quack.blockscaled.operand", exc_type=ImportError)
+    interface = types.ModuleType("quack.gemm_interface")
+    interface.gemm = lambda a, b, **_: a.dequantize().float() @ b.dequantize().float()
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", interface)
+    backend = load_backend("quack")
+    left, right = operands(backend, OperandPolicy(format=fmt), 40, 24, 96)
+    expected = left.values.float() @ right.values.float().t()
+    assert torch.allclose(backend.multiply(left, right), expected, rtol=2**-7)
 
 
 @pytest.mark.parametrize("name", ["primus_turbo", "primus_turbo_flydsl", "aiter"])
