@@ -59,18 +59,12 @@ def test_a_phase_in_fp8_is_a_healing_after_a_step():
     }
     assert healing == {"HEALING_ITER": "340", "HEALING_PRECISION": "FP8_DS"}
     assert "not to the bit" in flags.notes[-1]
-    for written, lack in (
-        (
-            {"phases": [{"from_tokens": 64, "recipe": {"rest": "fp8-delayed"}}]},
-            "at a count of tokens",
-        ),
-        (
-            {"phases": [{"from_fraction": 0.5, "recipe": "fp8"}]},
-            "but one to fp8-delayed",
-        ),
-        ({"layers": [{"last": 1, "recipe": "bf16"}]}, "layers of their own"),
+    at_a_count = {"from_tokens": 64, "recipe": {"rest": "fp8-delayed"}}
+    for phase, lack in (
+        (at_a_count, "at a count of tokens"),
+        ({"from_fraction": 0.5, "recipe": "fp8"}, "but one to fp8-delayed"),
     ):
-        recipe = read_recipe({"preset": "rocm-te-mxfp4", **written})
+        recipe = read_recipe({"preset": "rocm-te-mxfp4", "phases": [phase]})
         with pytest.raises(ValueError, match=lack):
             flags_for(recipe, "primus-bridge", steps=550)
 
@@ -88,24 +82,19 @@ FIRST = {
 
 @pytest.mark.parametrize("stack", ["megatron-te", "megatron-bridge"])
 def test_flags_say_the_first_version_that_knows_all_of_them(stack):
-    known = yaml.safe_load(GOLDEN.read_text())[stack]
-    seen = set()
-    for recipe, text in known.items():
+    for recipe, text in yaml.safe_load(GOLDEN.read_text())[stack].items():
         newest = next((first for name, first in FIRST.items() if name in text), None)
         if newest is not None and not text.startswith("refused"):
-            flags = flags_for(read_recipe(recipe), stack, steps=1000)
+            flags = flags_for(read_recipe(recipe), stack)
             assert flags.needs == {"transformer-engine": newest}
-            seen.add(newest)
-    assert len(seen) >= 4
 
 
 @pytest.mark.parametrize(
     ("stated", "installed", "present"),
     [
         ("nemo:26.08 transformer-engine==2.9.1", "2.17.0", "2.9.1"),
-        ("transformer-engine==2.16.0.dev0+abc", None, None),
         ("nemo:25.11", "2.15.0", "2.15.0"),
-        ("nemo:25.11", None, None),
+        ("transformer-engine==2.16.0.dev0+abc", None, None),
     ],
 )
 def test_a_version_below_is_refused_as_stated_else_as_installed(
