@@ -20,6 +20,7 @@ from ablate.reports.words.format import (
     times,
 )
 from ablate.results.cost import NEAR_BUDGET
+from ablate.results.intervals import KNOWN_DEGREES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,12 +116,14 @@ def _on_arm(arm: ArmResult, analysis: Analysis) -> Iterator[str]:
             f"{times(arm.measured.end_to_end)} the speed of {analysis.baseline} (timed: "
             f"{arm.measured.timed}); it is faster or slower only where the interval leaves 1 out."
         )
-    own_interval = arm.token_cost.own
-    if arm.token_cost.stands_out and own_interval is not None:
-        yield (
-            f"The runs of {arm.name} spread more than those of the other arms: its own interval, "
-            f"{percents(own_interval)}, is the safer one."
-        )
+    if arm.token_cost.stands_out:
+        text = "its interval is from its own spread alone."
+        if arm.token_cost.own is not None:
+            text = (
+                "too few runs of it to know its spread, so its own interval, "
+                f"{percents(arm.token_cost.own)}, is the safer one."
+            )
+        yield f"The runs of {arm.name} spread more than those of the other arms: {text}"
 
 
 def _on_intervals(analysis: Analysis) -> Iterator[str]:
@@ -136,7 +139,14 @@ def _on_intervals(analysis: Analysis) -> Iterator[str]:
             "Its interval is there only because no run missed, and holds the truth less often: take a higher "
             "loss as the target, or a larger budget."
         )
-    moderated = ", moderated by the other arms' spread" if analysis.is_moderated else ""
+    moderated = ""
+    if analysis.is_moderated:
+        others = "each other's" if len(analysis.others) == 1 else "the other arms'"
+        moderated = f", moderated by {others} spread"
+        if any(arm.n <= KNOWN_DEGREES for arm in analysis.others):
+            moderated += (
+                f" (of at most {KNOWN_DEGREES} runs: too few to know an arm's own)"
+            )
     text = f"Brackets are {coverage(analysis.plan.stop)} intervals{moderated}"
     if len(analysis.judged) > 1:
         text += (

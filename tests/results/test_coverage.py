@@ -91,6 +91,15 @@ def test_an_arm_of_another_spread_is_covered_less_often_and_its_own_interval_is_
 
 
 @repeats(500, 4000)
+@pytest.mark.parametrize("more", [2.0, 3.0])
+@pytest.mark.parametrize("n", [5, 8])
+def test_from_five_seeds_on_an_arm_of_another_spread_is_covered_by_its_own(
+    n, more, repeats
+):
+    assert by_arms(n, repeats, odd=more)[2] > 0.93 - error(repeats)
+
+
+@repeats(500, 4000)
 @pytest.mark.parametrize(
     ("n", "arms", "spread"), [(2, 7, 3), (3, 7, 2), (3, 7, 3), (5, 7, 3), (3, 1, 3)]
 )
