@@ -1,7 +1,11 @@
 """The stepper under every adapter, alone, in accelerate's loop and in torchao's ``quantize_``."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +14,8 @@ from torchao.quantization import quantize_
 from ablate.integrations import Stepper, applied_line
 from ablate.integrations.torchao import AblateConfig, root
 from ablate.recipes import read_recipe
+from ablate.run.command import filled
+from ablate.study import load_study
 from tests.integrations.conftest import NOISY, rows_of, two_layers
 
 
@@ -47,6 +53,29 @@ def test_a_study_gives_recipe_seed_and_tokens(in_study, capsys):
         assert stepper.should_stop
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def test_the_plain_loop_of_the_docs_trains_and_resumes(in_study):
+    page = (Path(__file__).parents[2] / "docs/training-scripts.md").read_text()
+    section = page.partition("### A plain loop")[2]
+    _, script, _, study, *_ = re.split(r"```\w*\n", section)
+    (in_study / "train.py").write_text(script)
+    (in_study / "loop.yaml").write_text(study)
+    command = load_study(in_study / "loop.yaml").arms[1].trainer
+    for steps in (50, 75):
+        values = {
+            "python": sys.executable,
+            "seed": 3,
+            "steps": steps,
+            "run_dir": in_study,
+        }
+        words = [filled(word, values) for word in command.words]
+        subprocess.run(words, cwd=in_study, check=True)
+    rows = rows_of(in_study)
+    assert [row["step"] for row in rows if "loss" in row] == [*range(1, 76)]
+    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 3
 
 
 def test_another_recipe_than_the_arms_is_refused(in_study):
