@@ -23,7 +23,7 @@ import numpy as np
 
 from ablate.reports.findings.effects import Design, averages
 from ablate.reports.findings.speed import alone_speed
-from ablate.results.change_rule import alpha_of, judge, level_in_loop
+from ablate.results.change_rule import judge, level_in_loop
 from ablate.results.claims import claims_together, may_be_least, p_values
 from ablate.results.cost import NEAR_BUDGET, is_settled, token_costs
 from ablate.results.intervals import (
@@ -35,7 +35,7 @@ from ablate.results.intervals import (
     mean_estimate,
     t_interval,
 )
-from ablate.results.stop_rule import decide, level_of
+from ablate.results.stop_rule import decide, level_of, level_of_looks
 from ablate.run.outcome import LocalFit, Outcome, outcome
 from ablate.store.plan_file import Margin, Settled, StopRule
 
@@ -401,7 +401,7 @@ def by_try(
     """Judge ``ablate try``: the shares of keep, discard and undecided, and the mean of the change's seeds."""
     rng = np.random.default_rng(seed)
     looks = tuple(range(2, seeds + 1))
-    method = Method(paired=paired, alpha=alpha_of(looks))
+    method = Method(paired=paired, alpha=level_of_looks(looks, one_sided=True))
     decisions = []
     used = []
     for _ in range(tries):
@@ -424,7 +424,8 @@ def by_loop(
     for _ in range(loops):
         changes, base = own_runs(rng, looks[-1], cost=cost, arms=tries)
         for number, change in enumerate(changes, 1):
-            alpha = alpha_of(looks, level_in_loop(number) if in_loop else ALPHA)
+            level = level_in_loop(number) if in_loop else ALPHA
+            alpha = level_of_looks(looks, level, one_sided=True)
             method = Method(paired=True, alpha=alpha)
             if judge((hits(change), hits(base)), looks, method, 0.0).decision == "keep":
                 kept += 1

@@ -27,6 +27,10 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "planning:pilot",
         ),
         "run": ("Run what a study lacks, then write its report.", "run:command"),
+        "try": (
+            "Keep or discard a change of a study's baseline: better, or noise?",
+            "run:try_command",
+        ),
         "search": (
             "Search the best recipes of a grid, then write their front.",
             "run:search",

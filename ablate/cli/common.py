@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import string
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.command_hints import command_line
+from ablate.base.command_hints import command_line, redact
 from ablate.base.counts import count_text
 from ablate.base.errors import UserError, safe_text
 from ablate.base.files import default_storage
@@ -150,12 +151,15 @@ def refuse_other_options(
 
 
 @contextlib.contextmanager
-def ended_by_ctrl_c(again: str) -> Iterator[None]:
-    """Let Ctrl-C end the process at once in this block, and show ``again``, the command that resumes.
+def ended_by_ctrl_c() -> Iterator[str]:
+    """Let Ctrl-C end the process at once in this block, and show the command that resumes, which it yields.
+
+    It is this process's command, without logins.
 
     As an exception it could come during an import: some imports swallow it, others leave half a module
     behind. Code that must stop runs first (``execute_study``) handles the signal itself for that time.
     """
+    again = redact(shlex.join(["ablate", *sys.argv[1:]]))
 
     def end(*_: object) -> None:
         # a progress bar has hidden the cursor
@@ -165,7 +169,7 @@ def ended_by_ctrl_c(again: str) -> Iterator[None]:
 
     before = signal.signal(signal.SIGINT, end)
     try:
-        yield
+        yield again
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -226,8 +226,7 @@ def pilot(
       ablate pilot my-study.yaml
       ablate pilot my-study.yaml --write && ablate run my-study.yaml
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    again = command_line("pilot", study, *["--write"] * write, **where)
-    with ended_by_ctrl_c(again):
+    with ended_by_ctrl_c() as again:
         from ablate.cli.display import ConsoleListener
         from ablate.cli.run import conclude
         from ablate.workflow import Where

@@ -5,15 +5,19 @@ Exit codes: 0 every run asked for has a result; 1 one of them failed; 2 bad inpu
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ablate.base.command_hints import command_line, redact, set_words
+from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import (
+    AT_LEAST_1,
+    FOLDER,
     PATH,
     address_option,
     deliver,
@@ -93,14 +97,7 @@ def command(
         takes = {"in_process", "only", "seeds_text", "settings", "storage"}
         refuse_other_options(context, takes, "--in-process")
         return _run_in_process(study, storage, seeds, **chosen)
-    words = set_words(chosen["settings"])
-    for arm in chosen["only"]:
-        words += ["--only", arm]
-    place = {"address": address, "tracking_uri": tracking_uri}
-    again = command_line(
-        "run", study, *words, storage=storage, seeds=seeds_text, **place
-    )
-    with ended_by_ctrl_c(again):
+    with ended_by_ctrl_c() as again:
         from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
         from ablate.workflow.run import run_study
@@ -113,7 +110,7 @@ def command(
             listener.say(
                 "Closing the terminal stops this (nohup, tmux or `ablate submit` let it continue)."
             )
-        where = Where(storage=storage, **place)
+        where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
         end = run_study(
             study, where, listener, seeds=seeds, retry_failed=retry_failed, **chosen
         )
@@ -161,6 +158,104 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     ):
         say(f"\nRuns without a result: {missing}; go on with: {again}")
     return 0 if end.is_done else 1
+
+
+@click.command("try")
+@click.argument("study")
+@click.option(
+    "--change",
+    "folder",
+    type=FOLDER,
+    metavar="DIR",
+    help="The code to try, in place of the command's cwd: a git worktree, or a copy.",
+)
+@click.option(
+    "--args",
+    type=shlex.split,
+    default="",
+    metavar="WORDS",
+    help="Words in place of {args} in the command.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the arm, such as training.learning_rate=1e-3 (may be repeated).",
+)
+@click.option(
+    "--margin",
+    metavar="COST",
+    help="A token cost that would still be kept, such as 3%. Default: 0.",
+)
+@click.option(
+    "--seeds", type=AT_LEAST_1, help="Seeds at most. Default: as many as the study's."
+)
+@click.option(
+    "--loop",
+    "in_loop",
+    is_flag=True,
+    help="Hold the 5 % over all tries of this baseline, not over this one alone.",
+)
+@json_option
+@address_option
+@tracking_option
+@storage_option
+def try_command(
+    study: str, *, folder: Path | None, args: list[str], settings: tuple[str, ...], margin: str | None,
+    seeds: int | None, in_loop: bool, as_json: bool, **where: Any,
+) -> int:  # fmt: skip
+    """Tell whether a change of STUDY's baseline is better, or whether that is noise.
+
+    Both train seed by seed, until the change is shown to need fewer tokens to the target (keep) or more
+    (discard; after half of the seeds also if it only looks so), or the seeds are used up (undecided). Of changes
+    that are no better at most 5 % are kept. The baseline's runs are taken from the study and from earlier tries.
+    The same command continues after an interruption, and repeats its answer.
+
+    Exit codes: 0 keep, 10 discard, 11 undecided; 1, 2 and 130 as of `ablate run`.
+
+    \b
+    Examples:
+      ablate try my-study.yaml --change ../my-worktree
+      ablate try my-study.yaml --args "--optimizer muon" --seeds 8 --json
+      ablate try my-study.yaml --set recipe=mxfp4 --margin 3%
+    """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    change = [*settings]
+    if args:
+        change.insert(0, f"trainer.args={json.dumps(args)}")
+    if folder is not None:
+        change.insert(0, f"code={json.dumps(str(folder.resolve()))}")
+    if not change:
+        raise UserError("nothing to try (give --change DIR, --args or --set)")
+    with ended_by_ctrl_c() as again:
+        from ablate.cli.display import ConsoleListener
+        from ablate.reports.pages.document import plain
+        from ablate.reports.words.format import cost
+        from ablate.results.change_rule import level_in_loop
+        from ablate.workflow import Where
+        from ablate.workflow.try_change import try_change
+
+        listener = ConsoleListener(err=as_json)
+        judgement, number, end = try_change(
+            study,
+            change,
+            Where(**where),
+            listener,
+            margin=margin,
+            seeds=seeds,
+            in_loop=in_loop,
+        )
+        decision = judgement.decision
+        if decision == "open":
+            return conclude(listener.say, end, again) or 1
+        level = level_in_loop(number)
+        content = {**plain(judgement), "number": number, "level_in_loop": level}
+        lines = [
+            f"{decision}: token cost {cost(judgement.cost)} by {judgement.seeds} seeds of each side",
+            f"Try {number} of this baseline: --loop holds 5 % over all of them, at {level:.2%} for this one.",
+        ]
+        deliver(content, lines, as_json=as_json)
+        return {"keep": 0, "discard": 10}.get(decision, 11)
 
 
 @click.command(
@@ -270,7 +365,7 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
       ablate search tiny-search
       ablate search my-search.yaml --address ray://head:10001
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    with ended_by_ctrl_c(command_line("search", file, **where)):
+    with ended_by_ctrl_c():
         from ablate.search.recipes import plan_search
         from ablate.study import load_study
         from ablate.workflow import Where

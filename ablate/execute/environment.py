@@ -22,7 +22,7 @@ from ablate._version import __version__
 from ablate.base.errors import UserError
 from ablate.base.files import hash_of, hash_of_sources
 from ablate.run import command_files
-from ablate.run.command import reading_of
+from ablate.run.command import Command, reading_of
 from ablate.run.log_text import is_cut
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ablate.backends.device import Device
     from ablate.backends.select import Choice
-    from ablate.run.command import Command
     from ablate.store import RunDir
 
 _RESULT_SOURCES = (
@@ -71,6 +70,14 @@ def code_digest(*more: str) -> str:
     rooms whose sources count as well.
     """
     return hash_of_sources(Path(str(files("ablate"))), (*_RESULT_SOURCES, *more))
+
+
+def code_of(trainer: str | Command | None) -> str:
+    """Name the code that trains with this trainer now, as a run's record has it."""
+    if isinstance(trainer, Command):
+        code = command_files.code_of(trainer.cwd, trainer.files)
+        return command_files.code_digest(code)
+    return code_digest()
 
 
 def commit_of(folder: Path) -> str | None:
@@ -258,9 +265,7 @@ def describe_command(
     """
     return {
         **_of_every_run(commit),
-        "code": command_files.code_digest(
-            command_files.code_of(command.cwd, command.files)
-        ),
+        "code": code_of(command),
         "code_commit": commit_of(Path(command.cwd)),
         "gpu": _gpu_by_its_tool() if gpus else None,
         "world_size": num_devices,

@@ -2,7 +2,7 @@
 
 A run's id is a hash of the configuration that can change its result. So a result of another study in the
 storage is copied, with its ledger and diagnostics, if it comes from the same sources, the same kind and
-number of devices and, on a CPU, the same arithmetic.
+number of devices and, on a CPU, the same arithmetic. Of a command only code and devices are known.
 
 How it fails: other studies that are damaged, incomplete or from other code are skipped. Writing into this
 study may raise ``OSError``.
@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ablate.execute.environment import code_digest, fingerprint, read_otherwise
+from ablate.execute.environment import code_of, fingerprint, read_otherwise
+from ablate.run.command import Command, reading_of
 from ablate.run.ids import run_id as id_of
 from ablate.store import END_STATES, RunDir, StudyStore
 from ablate.store.leases import Leases
@@ -175,6 +176,7 @@ def _find_elsewhere(
 ) -> dict[str, StudyStore]:
     """Find for each run another study of the storage that has the result which would be made here."""
     stores: dict[str, StudyStore] = {}
+    waives_code = store.plan_path.exists() and "code" in store.plan().waive
     for folder in sorted(store.path.parent.glob("*/runs")):
         neighbour = StudyStore(folder.parent)
         if neighbour.path.name == store.path.name:
@@ -184,28 +186,37 @@ def _find_elsewhere(
             if (
                 run_id in begun
                 and run_id not in stores
-                and _has_result_of(request, neighbour.run(run_id))
+                and _has_result_of(
+                    request, neighbour.run(run_id), waives_code=waives_code
+                )
             ):
                 stores[run_id] = neighbour
     return stores
 
 
-def _has_result_of(request: RunRequest, run: RunDir) -> bool:
-    """Whether a run of another study has the result that the request would have here."""
+def _has_result_of(request: RunRequest, run: RunDir, *, waives_code: bool) -> bool:
+    """Whether a run of another study has the result that the request would have here.
+
+    ``waives_code``: other code does not matter, if a command names the files that do.
+    """
     resources = request.resources
+    trainer = request.config.trainer
     has_gpu = resources.num_gpus > 0
+    wanted: dict[str, object] = {"code": code_of(trainer)}
+    if isinstance(trainer, Command):
+        wanted["reading"] = reading_of(trainer)
+        if waives_code and trainer.files:
+            del wanted["code"]
+    else:
+        wanted["world_size"] = resources.devices_per_run
+        if not has_gpu:
+            wanted["fingerprints"] = [fingerprint("cpu", resources.cpus)]
     try:
         environment = run.environment()
         return (
             run.status().state in END_STATES
-            and environment.get("code") == code_digest()
             and (environment.get("gpu") is not None) == has_gpu
-            and environment.get("world_size") == resources.devices_per_run
-            and (
-                has_gpu
-                or environment.get("fingerprints")
-                == [fingerprint("cpu", resources.cpus)]
-            )
+            and wanted.items() <= environment.items()
             and run.state() in END_STATES  # last: it reads the run's files
         )
     except (OSError, ValueError, AttributeError):  # damaged

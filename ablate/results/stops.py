@@ -81,7 +81,7 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
     """Map the ids of runs that no comparison needs under the stop rule to the reason."""
     needed: set[str] = set()
     reasons: dict[str, str] = {}
-    for decision, runs in _decisions(frames):
+    for decision, runs in decisions(frames):
         for arm, arm_runs in runs.items():
             stop = decision.stopped.get(arm)
             for place, run in enumerate(arm_runs):
@@ -97,14 +97,14 @@ def unneeded_runs(frames: StudyFrames) -> dict[str, str]:
 def seeds_to_begin(frames: StudyFrames) -> int | None:
     """Return how many runs of each arm the results so far allow to begin; None for all of them."""
     most = 0
-    for decision, _ in _decisions(frames):
+    for decision, _ in decisions(frames):
         if decision.seeds is None:
             return None
         most = max(most, decision.seeds)
     return most
 
 
-def _decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
+def decisions(frames: StudyFrames) -> Iterator[tuple[Decision, Runs]]:
     """Yield, for each comparison and each origin of its arms, the rule's decision and the runs."""
     for comparison in comparisons(frames):
         plan = comparison.plan

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     Unneeded = Callable[[], Mapping[str, str]]
     """Returns the ids of runs whose results are not needed, with the reasons."""
+    Allowed = Callable[[], int | None]
+    """Returns how many seeds of each arm may begin by the results so far; None: all."""
 
 
 def run_study(
@@ -63,12 +65,14 @@ def run_study(
     retry_failed: bool = False,
     as_pilot: bool = False,
     settings: Sequence[str] = (),
+    seeds_allowed: Allowed | None = None,
 ) -> StudyEnd:
     """Run what a study (a YAML file, or the name of a shipped study) lacks, then write its report.
 
     ``only`` and ``seeds``: run these arms and seeds alone. ``retry_failed``: run failed runs again, too.
     ``as_pilot``: neither tune the arms first nor write a report.
-    ``settings``: ``KEY=VALUE`` each, which win over the file.
+    ``settings``: ``KEY=VALUE`` each, which win over the file. ``seeds_allowed``: in place of
+    the study's stop rule.
 
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
@@ -114,7 +118,9 @@ def run_study(
         chosen = choose_runs(plan, only, seeds) | outdated
         arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
         requests = requests_of(plan, chosen, prepare(where, plan.arms, arms, listener))
-        unneeded: Unneeded = dict if plan.stop is None else stops.Unneeded(store)
+        unneeded: Unneeded = dict
+        if plan.stop is not None and seeds_allowed is None:
+            unneeded = stops.Unneeded(store)
         report = None
         with mirrored(store, plan.study if settings else str(study), where, listener):
             outcome = _execute(
@@ -123,7 +129,7 @@ def run_study(
                 requests,
                 where,
                 listener,
-                unneeded,
+                (unneeded, seeds_allowed),
                 retry_failed=retry_failed,
                 take=not is_shared,
             )
@@ -232,7 +238,7 @@ def _execute(
     requests: Sequence[RunRequest],
     where: Where,
     listener: Listener,
-    unneeded: Unneeded,
+    rule: tuple[Unneeded, Allowed | None],
     *,
     retry_failed: bool,
     take: bool,
@@ -243,9 +249,10 @@ def _execute(
     from ablate.execute.pending_runs import find_todo
     from ablate.execute.queue import ExecutionEnd
 
+    unneeded, seeds_allowed = rule
     states: dict[str, State] = {}
     with contextlib.ExitStack() as ray:
-        for wave, num_seeds in enumerate(_waves(store, plan)):
+        for wave, num_seeds in enumerate(_waves(store, plan, seeds_allowed)):
             in_wave = {run.id for arm in plan.arms for run in arm.runs[:num_seeds]}
             wave_requests = [
                 request for request in requests if request.run_id in in_wave
@@ -288,7 +295,9 @@ def _todo_text(todo: Todo) -> str:
     return f"{', '.join(parts)}."
 
 
-def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
+def _waves(
+    store: StudyStore, plan: Plan, seeds_allowed: Allowed | None
+) -> Iterator[int | None]:
     """Yield how many seeds of each arm may begin, after each look until it changes nothing; None: all."""
     if plan.settled is None:
         yield None
@@ -297,7 +306,8 @@ def _waves(store: StudyStore, plan: Plan) -> Iterator[int | None]:
     from ablate.results.stops import seeds_to_begin
 
     before = None
-    while (num_seeds := seeds_to_begin(load_frames(store))) != before:
+    allowed = seeds_allowed or (lambda: seeds_to_begin(load_frames(store)))
+    while (num_seeds := allowed()) != before:
         yield num_seeds
         before = num_seeds
 

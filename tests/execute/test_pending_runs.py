@@ -10,9 +10,11 @@ from four_runs import requests_of
 from ablate.base.files import append_line, write_record
 from ablate.data import DataIdentity
 from ablate.execute.environment import code_digest, fingerprint
+from ablate.execute.pending_runs import _find_elsewhere as find_elsewhere
 from ablate.execute.pending_runs import copy_results, find_todo, stop_unneeded
 from ablate.execute.pending_runs import requests_of as requests_of_plan
 from ablate.plan import build_plan
+from ablate.run.command import Command
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
@@ -118,6 +120,22 @@ def test_only_the_result_that_would_be_made_here_is_taken(two, changed, is_taken
         assert copy_results(here, [replace(requests[1], resources=other)]) == {}
     assert list(copy_results(here, requests)) == expected
     assert copy_results(StudyStore(here.path.parent / "x" / "y"), requests) == {}
+
+
+def test_of_a_command_other_code_counts_out_unless_the_study_names_its_files(two):
+    there, here, requests = two
+    change(there.run(requests[0].run_id), code="another", fingerprints=[])
+    for files in ([], ["train.py"]):
+        trainer = Command(command=["train.py"], files=files, cwd=str(here.path))
+        (here.path / "train.py").touch()
+        request = replace(
+            requests[0], config=replace(requests[0].config, trainer=trainer)
+        )
+        for waive in ((), ("code",)):
+            here.write_plan(replace(there.plan(), waive=waive))
+            assert bool(find_elsewhere(here, {request.run_id: request})) == bool(
+                files and waive
+            )
 
 
 def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
