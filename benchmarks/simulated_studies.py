@@ -584,7 +584,7 @@ def main(repeats: int) -> None:
     for cost in (0.0, -0.05):
         say(by_try, cost, 1000, paired=False)
     for in_loop in (False, True):
-        say(by_loop, 20, repeats // 20, in_loop=in_loop)
+        say(by_loop, 20, repeats // 2, in_loop=in_loop)
     for n in (2, 3, 5, 8):
         say(by_effects, n, repeats // 2)
     for more in ({}, {"every": 0.02}, {"every": 0.25}, {"kink": 1.2}):

@@ -176,13 +176,7 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     metavar="WORDS",
     help="Words in place of {args} in the command.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of the arm, such as training.learning_rate=1e-3 (may be repeated).",
-)
+@set_option
 @click.option(
     "--margin",
     metavar="COST",
@@ -218,9 +212,9 @@ def try_command(
     Examples:
       ablate try my-study.yaml --change ../my-worktree
       ablate try my-study.yaml --args "--optimizer muon" --seeds 8 --json
-      ablate try my-study.yaml --set recipe=mxfp4 --margin 3%
+      ablate try my-study.yaml --set base.recipe=mxfp4 --margin 3%
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    change = [*settings]
+    change = [setting.removeprefix("base.") for setting in settings]
     if args:
         change.insert(0, f"trainer.args={json.dumps(args)}")
     if folder is not None:

@@ -93,23 +93,19 @@ def _judgement(store: StudyStore, arm: str, level: float) -> Judgement:
 
 def _numbered(plan: LockedPlan, storage: Path) -> tuple[StudyStore, int]:
     """Return the store of a try, and its number among the tries of its baseline."""
-    run_ids = _run_ids(plan)
+    run_ids = [run.id for _, run in plan.runs()]
     of_baseline = 1
     for number in count(1):
         store = StudyStore(storage / f"{plan.study} try {number}")
         if not store.plan_path.exists():
             break
         earlier = store.plan()
-        earlier_ids = _run_ids(earlier)
+        earlier_ids = [run.id for _, run in earlier.runs()]
         if (earlier.settings[1:], earlier_ids) == (plan.settings, run_ids):
             break
+        # the baseline's first run
         of_baseline += earlier_ids[0] == run_ids[0]
     return store, of_baseline
-
-
-def _run_ids(plan: LockedPlan) -> list[str]:
-    """Return the ids of both arms' runs, the baseline's first."""
-    return [run.id for _, run in plan.runs()]
 
 
 def _settings(

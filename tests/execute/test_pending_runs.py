@@ -14,7 +14,7 @@ from ablate.execute.pending_runs import _find_elsewhere as find_elsewhere
 from ablate.execute.pending_runs import copy_results, find_todo, stop_unneeded
 from ablate.execute.pending_runs import requests_of as requests_of_plan
 from ablate.plan import build_plan
-from ablate.run.command import Command
+from ablate.run.command import Command, reading_of
 from ablate.run.config import ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
@@ -123,19 +123,15 @@ def test_only_the_result_that_would_be_made_here_is_taken(two, changed, is_taken
 
 
 def test_of_a_command_other_code_counts_out_unless_the_study_names_its_files(two):
-    there, here, requests = two
-    change(there.run(requests[0].run_id), code="another", fingerprints=[])
-    for files in ([], ["train.py"]):
-        trainer = Command(command=["train.py"], files=files, cwd=str(here.path))
-        (here.path / "train.py").touch()
-        request = replace(
-            requests[0], config=replace(requests[0].config, trainer=trainer)
-        )
-        for waive in ((), ("code",)):
-            here.write_plan(replace(there.plan(), waive=waive))
-            assert bool(find_elsewhere(here, {request.run_id: request})) == bool(
-                files and waive
-            )
+    there, here, (request, *_) = two
+    here.write_plan(replace(there.plan(), waive=("code",)))
+    (there.path / "a.py").touch()
+    for files in ((), ("a.py",)):
+        trainer = Command(command=["run"], files=[*files], cwd=str(there.path))
+        reading = reading_of(trainer)
+        change(there.run(request.run_id), code="another", reading=reading)
+        run = replace(request, config=replace(request.config, trainer=trainer))
+        assert bool(find_elsewhere(here, {request.run_id: run})) == bool(files)
 
 
 def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
