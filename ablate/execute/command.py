@@ -11,7 +11,6 @@ further than the attempts before it is tried again; one that did not has failed,
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.base.clock import running_clock
 from ablate.base.errors import UserError, first_line, safe_text
-from ablate.base.files import read_record, restrict_umask, write_record
+from ablate.base.files import restrict_umask, write_record
 from ablate.execute.command_follower import LOOK_SEC, Follower
 from ablate.execute.command_process import Launch
 from ablate.execute.environment import describe_command, read_otherwise
@@ -79,7 +78,7 @@ def train_by_command(
     gpus = int(task.resources.num_gpus)
     num_devices = max(1, gpus)
     _wait_for_lost_attempt(task, lease, command.grace_sec, watch, should_stop)
-    resumed_differently = _resumed_differently(run.environment_path)
+    resumed_differently = run.recorded().get("resumed_differently", [])
     environment = read_otherwise(run, command)
     if environment:
         run.metrics_path.unlink(missing_ok=True)
@@ -106,8 +105,6 @@ def train_by_command(
         [run.attempt_log(number, rank) for rank in range(num_nodes)]
         for number in range(1, attempt + 1)
     ]
-    if exit_code is not None:
-        logs = [[*itertools.chain(*logs)]]
     with MetricsWriter(run.metrics_path, num_bytes) as writer:
         follower = Follower(
             launch, logs, parse_rows(lines), watch.writing(writer), watch.progress
@@ -152,14 +149,6 @@ def _wait_for_lost_attempt(
     while clock() < wait_sec and not should_stop():
         watch.progress()
         time.sleep(LOOK_SEC)
-
-
-def _resumed_differently(environment: Path) -> list[int]:
-    """Return the steps that earlier attempts trained otherwise: their logs are not read again."""
-    try:
-        return list(read_record(environment).get("resumed_differently", ()))
-    except (OSError, ValueError):
-        return []
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,17 +123,13 @@ class Follower:
 
     @property
     def step(self) -> int:
-        """The step of the last row; at least the plan's last of a run that has finished."""
-        return max(
-            self.rows.last, self.rows.plan.steps if self.state == "finished" else 0
-        )
+        """The step of the last row; the plan's last of a run that has finished."""
+        return self.rows.plan.steps if self.state == "finished" else self.rows.last
 
     @property
     def tokens(self) -> int:
         """The tokens at ``step``."""
-        return max(
-            self.rows.tokens, self.rows.plan.tokens if self.state == "finished" else 0
-        )
+        return self.rows.plan.tokens if self.state == "finished" else self.rows.tokens
 
     def follow(
         self,
@@ -161,10 +157,10 @@ class Follower:
                 fault = nodes_fault()
                 if not is_behind:
                     time.sleep(LOOK_SEC)
-        if self.state == "running":
-            self.exit_code = family.process.returncode or int(fault is not None)
+            if fault is None:
+                self.exit_code = family.poll()
         self._read_to_end()
-        self._judge(family.process.returncode, fault)
+        self._judge(fault)
 
     def follow_again(self, exit_code: int) -> None:
         """Read the logs of a command that ended with this code in an earlier attempt, and judge that end.
@@ -173,11 +169,12 @@ class Follower:
         """
         self.exit_code = exit_code
         self._is_started = True
+        self._outputs = [replace(output, is_new=True) for output in self._outputs]
         try:
             self._read_to_end()
         except UserError as error:
             self._end("failed", str(error))
-        self._judge(exit_code, None)
+        self._judge()
         if exit_code == 0 and self.state == "interrupted":
             self.state = "failed"
             self.transient = False
@@ -313,10 +310,11 @@ class Follower:
                 f"its evaluations cannot be read (trainer.metrics): '{first_line}'",
             )
 
-    def _judge(self, code: int, nodes_fault: str | None) -> None:
+    def _judge(self, nodes_fault: str | None = None) -> None:
         """Say how a command has ended that ended by itself. ``nodes_fault``: that of another node."""
         if self.state != "running":
             return
+        code = self.exit_code
         missing = [pattern for pattern in self._markers if pattern not in self.seen]
         if self._said_diverged and code != 0:
             self._end("diverged", f"the command says: {self._said_diverged}")
@@ -324,24 +322,24 @@ class Follower:
             self._end(
                 "failed", f"its output never held '{missing[0]}' (trainer.expect)"
             )
-        elif code == 0 and nodes_fault is None and self.rows.missing() is None:
+        elif code == 0 and self.rows.missing() is None:
             self._end("finished")
         else:
             has_trained_all = code == 0 and self.rows.reaches_end("train")
-            self.transient = self.rows.is_new and not has_trained_all
-            if code in _KILLED and nodes_fault is None:
-                self.transient = True
+            may_get_further = self.rows.is_new and not has_trained_all
+            self.transient = code in _KILLED or may_get_further
             state: State = "interrupted" if self.transient else "failed"
-            self._end(state, self._why(code, nodes_fault))
+            self._end(
+                state, self._why(nodes_fault or f"the command {_exit_text(code or 0)}")
+            )
 
-    def _why(self, code: int, nodes_fault: str | None) -> str:
-        """Say in a sentence why the command has not finished."""
-        end = nodes_fault or f"the command {_exit_text(code)}"
+    def _why(self, end: str) -> str:
+        """Say in a sentence why the command has not finished. ``end``: how it ended."""
         end += f" after step {self.rows.last} of {self.rows.plan.steps}"
-        if code == 0 and nodes_fault is None:
+        if self.exit_code == 0:
             return f"{end}, {self.rows.missing()}"
         error = safe_text(self._error or self._last_line)[:300]
-        return end if code in _KILLED or not error else f"{error} ({end})"
+        return end if self.exit_code in _KILLED or not error else f"{error} ({end})"
 
 
 def _any_in(text: str, patterns: Sequence[re.Pattern[str]]) -> bool:

@@ -105,13 +105,9 @@ class Rows:
         """Whether the next row of this kind would come after the plan's end."""
         tokens = self._tokens[kind]
         next_tokens = tokens[-1] + _widest_gap(tokens)
-        # a loop that counts from 0 ends before the step of the plan's end
-        return next_tokens + self._counts_from_zero > self.plan.tokens
-
-    @property
-    def _counts_from_zero(self) -> bool:
-        """Whether the command's loop numbers its first step 0: it has trained in it."""
-        return 0 in self._losses["train"]
+        # a loop with a training row of step 0 ends before the step of the plan's end
+        counts_from_zero = 0 in self._losses["train"]
+        return next_tokens + counts_from_zero > self.plan.tokens
 
     def last_of(self, kind: str) -> int:
         """Return the step of the last row of a kind, 0 without one."""
@@ -124,7 +120,7 @@ class Rows:
         last = self.last_of("eval")
         if last < self.plan.steps and not self.missing():
             note = f"the last evaluation is of step {last:,} of {self.plan.steps:,}"
-            if self._counts_from_zero:
+            if 0 in self._losses["train"]:
                 note += ", counted from 0: where it evaluates after the update, evaluations have "
                 note += (
                     f"{self.plan.tokens_per_step:,} tokens (one step) more than stated"

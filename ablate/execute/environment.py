@@ -236,18 +236,14 @@ def read_otherwise(run: RunDir, trainer: str | Command | None) -> dict[str, Any]
         UserError: a part of its log was left out.
     """
     reading = reading_of(trainer)
-    try:
-        environment = run.environment()
-    except (OSError, ValueError):  # damaged
-        return {}
+    environment = run.recorded()
     if environment.get("reading", reading) == reading:
         return {}
-    for log in run.attempts.glob("*.log"):
-        if is_cut(log):
-            raise UserError(
-                f"{log} cannot be read in another way: its middle was left out (trainer.log_limit_mb)",
-                hint="leave trainer.metrics, expect, refuse and diverged as they were",
-            )
+    if any(map(is_cut, run.attempts.glob("*.log"))):
+        raise UserError(
+            f"{run.attempts}: a log whose middle was left out (trainer.log_limit_mb) cannot be read in another way",
+            hint="leave trainer.metrics, expect, refuse and diverged as they were",
+        )
     return environment
 
 

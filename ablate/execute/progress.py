@@ -6,7 +6,6 @@ The newest values of a file are cached until it changes, and lie near its end, s
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
@@ -150,11 +149,9 @@ def _pace(status: Status, newest: Mapping[str, float | None]) -> float | None:
 
 
 def _eager(run: RunDir) -> str | None:
-    with suppress(OSError, ValueError):
-        environment = run.environment()
-        if environment.get("gpu"):
-            return environment.get("step_eager_because")
-        return None
+    environment = run.recorded()
+    if environment.get("gpu"):
+        return environment.get("step_eager_because")
     return None
 
 

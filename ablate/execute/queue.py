@@ -128,7 +128,9 @@ class Workers:
             except ray.exceptions.TaskCancelledError:
                 end = TaskEnd(state="pending")
             except ray.exceptions.RayError as error:
-                end = lost_run(run, first_line(error))
+                # of a task that raised: its text begins with a traceback
+                cause = getattr(error, "cause", None) or error
+                end = lost_run(run, first_line(cause))
             yield run.run_id, end
 
 

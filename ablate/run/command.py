@@ -174,12 +174,9 @@ class Command(Section):
 
     @property
     def words(self) -> list[str]:
-        """The command with ``args`` in their place; ``with_recipe`` puts a recipe's words in theirs."""
-        return _replaced(self._words_of_study, "{recipe_args}", ())
-
-    @property
-    def _words_of_study(self) -> list[str]:
-        return _replaced(self.command, "{args}", self.args)
+        """The command with ``args`` in their place; without a recipe that has flags, ``{recipe_args}`` is none."""
+        words = _replaced(self.command, "{args}", self.args)
+        return _replaced(words, "{recipe_args}", ())
 
     @property
     def reads_recipe(self) -> bool:
@@ -192,9 +189,9 @@ class Command(Section):
 
     def with_recipe(self, flags: Flags) -> Command:
         """Put a recipe's words, variables and patterns in their place; what the study sets itself wins."""
-        words = _replaced(self._words_of_study, "{recipe_args}", flags.args)
+        words = _replaced(self.command, "{recipe_args}", flags.args)
         return replace(
-            self, command=words, args=[], env={**flags.env, **self.env}, expect=[*self.expect, *flags.expect],
+            self, command=words, env={**flags.env, **self.env}, expect=[*self.expect, *flags.expect],
             refuse=[*self.refuse, *flags.refuse],
         )  # fmt: skip
 

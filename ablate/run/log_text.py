@@ -162,7 +162,7 @@ def is_cut(path: Path) -> bool:
     """Tell whether a part of a file was left out."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        return size > 0 and os.lseek(file.fileno(), 0, os.SEEK_HOLE) < size
+        return size > 0 and file.seek(0, os.SEEK_HOLE) < size
 
 
 class NewText:

@@ -152,6 +152,13 @@ class RunDir:
             return read_record(self.environment_path)
         return {}
 
+    def recorded(self) -> dict[str, Any]:
+        """Read the environment, as far as it can be read: a damaged one is empty."""
+        try:
+            return self.environment()
+        except (OSError, ValueError):
+            return {}
+
     def status(self) -> Status:
         """Read the status: ``pending`` before the run begins, ``damaged`` if the status file is bad or gone.
 

@@ -603,7 +603,7 @@ def test_a_mended_pattern_reads_the_stored_log_and_starts_nothing(tmp_path):
     with run.attempt_log(1).open("ab") as log:
         log.truncate(1 << 20)
     if is_cut(run.attempt_log(1)):  # else the file system makes no holes
-        with pytest.raises(UserError, match=r"1\.log cannot be read in another way"):
+        with pytest.raises(UserError, match="cannot be read in another way"):
             read_otherwise(run, wrong.trainer)
 
 
