@@ -1,6 +1,7 @@
 """Simulated studies with a known truth: how often the report's interval holds it, and how others fail.
 
-    python benchmarks/simulated_studies.py [REPEATS]        # what the tables of docs/report.md have
+    python benchmarks/simulated_studies.py [REPEATS]            # what the tables of docs/report.md have
+    python benchmarks/simulated_studies.py 4000 claims          # those of statements on several arms alone
 
 *Logs of others.* A run's loss is 1.5 + 4 (1 + T / 20,000)^−0.45 with its token axis stretched by the arm's
 cost and by a factor of its own, log-normal: the noise of seeds (s.d. 2.7 %, as MLPerf's runs at batch 16
@@ -542,12 +543,22 @@ OF_OWN_RUNS = (
 )  # fmt: skip
 
 
-def main(repeats: int) -> None:
-    def say(simulate: Callable[..., object], *arguments: Any, **settings: Any) -> None:
-        found = simulate(*arguments, **settings)
-        figures = np.round(np.hstack([*found]), 4)
-        print(simulate.__name__, arguments, settings, *figures, flush=True)
+def say(simulate: Callable[..., object], *arguments: Any, **settings: Any) -> None:
+    found = simulate(*arguments, **settings)
+    figures = np.round(np.hstack([*found]), 4)
+    print(simulate.__name__, arguments, settings, *figures, flush=True)
 
+
+def say_claims(repeats: int) -> None:
+    for (costs, claim), n, paired in product(CLAIMS, (2, 3, 5), (True, False)):
+        say(by_claims, costs, n, repeats, claim=claim, paired=paired)
+    for costs, n in product((EQUAL, APART, (0.0, *(0.05,) * 6)), (2, 3, 5)):
+        say(by_least, costs, n, repeats // 2)
+    for moderated in (True, False):
+        say(by_settled, 0.0, repeats // 4, moderated=moderated)
+
+
+def main(repeats: int) -> None:
     for moderated, cost, n in product((True, False), (0.0, 0.08), (3, 5, 10)):
         say(by_report, cost, n, repeats, moderated=moderated)
     say(by_report, 0.08, 5, repeats, rule="first_eval")
@@ -569,10 +580,7 @@ def main(repeats: int) -> None:
         )
     for runs, n, moderated in product(OF_OWN_RUNS, (2, 3, 4, 5, 8), (True, False)):
         say(by_arms, n, repeats, moderated=moderated, **runs)
-    for (costs, claim), n, paired in product(CLAIMS, (2, 3, 5), (True, False)):
-        say(by_claims, costs, n, repeats, claim=claim, paired=paired)
-    for costs, n in product((EQUAL, APART, (0.0, *(0.05,) * 6)), (2, 3, 5)):
-        say(by_least, costs, n, repeats // 2)
+    say_claims(repeats)
     for more, cost in product(
         ({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)
     ):
@@ -598,4 +606,5 @@ def main(repeats: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)
+    simulate_all = say_claims if sys.argv[2:] == ["claims"] else main
+    simulate_all(int(sys.argv[1]) if len(sys.argv) > 1 else 4000)

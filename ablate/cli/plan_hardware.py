@@ -152,12 +152,12 @@ def _lines_of(name: str, study_entry: Entry, entries: list[Entry]) -> Iterator[s
 
 
 def _range_text(entry: Entry | None, key: str) -> str:
-    """Write an estimate with its range, two significant digits or all before the point: 1.7 [1.1, 1,286]."""
+    """Write an estimate with its range, two significant digits of each: 1.7 [1.1, 1,300]."""
     if entry is None or entry[key] is None:
         return "–"
     ends = []
     for suffix in _RANGE_ENDS:
-        hours = entry[key + suffix]
-        ends.append(f"{hours:.2g}" if hours < 9.5 else f"{hours:,.0f}")
+        hours = float(f"{entry[key + suffix]:.2g}")
+        ends.append(f"{hours:g}" if hours < 10 else f"{hours:,.0f}")
     about = "~" if entry["figures_are"] == _EMULATED else ""
     return about + "{} [{}, {}]".format(*ends)

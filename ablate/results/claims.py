@@ -119,7 +119,7 @@ def _p_beyond(figure: Estimate, limit: float) -> float:
 def may_be_least(
     over: Mapping[str, Mapping[str, Estimate]], level: Level
 ) -> dict[str, Interval]:
-    """Return the arms that may need the fewest tokens, each with its cost over the best other arm.
+    """Return the arms that may need the fewest tokens, the cheapest first, each over the best other arm.
 
     ``over``: by rival, each other arm's log ratio of tokens. In 95 % of studies the least costly arm is among
     them, and all intervals hold.
@@ -129,16 +129,14 @@ def may_be_least(
     least = {}
     for arm in arms:
         low = high = best = -math.inf
-        for figures in over.values():
-            if arm in figures:
-                figure = figures[arm]
-                half = math.inf  # not known
-                if has_interval(figure):
-                    half = quantile(figure.degrees, alpha) * math.sqrt(figure.variance)
-                best = max(best, figure.value)
-                low = max(low, figure.value - half)
-                high = max(high, figure.value + half)
+        for figure in (figures[arm] for figures in over.values() if arm in figures):
+            half = math.inf  # not known
+            if has_interval(figure):
+                half = quantile(figure.degrees, alpha) * math.sqrt(figure.variance)
+            best = max(best, figure.value)
+            low = max(low, figure.value - half)
+            high = max(high, figure.value + half)
         if low <= 0:
             interval = Interval(estimate=best, low=low, high=max(0.0, high))
             least[arm] = exponential(interval, minus=1.0)
-    return least
+    return dict(sorted(least.items(), key=lambda item: item[1].estimate or 0.0))

@@ -254,12 +254,11 @@ def _with_figures(
 def _rivals(arms: Sequence[ArmResult], plan: LockedPlan) -> list[ArmResult]:
     """Return the arms of lowest cost, of lowest loss without a target; those with FP4 first."""
     ranked = []
-    for arm in arms:
+    for place, arm in enumerate(arms):
         figure = (arm.difference if plan.target is None else arm.token_cost).figure
         if has_interval(figure) and not arm.planned.again:
-            ranked.append((not arm.fp4_share, figure.value, arm.name))
-    names = [name for _, _, name in sorted(ranked)[:MOST_RIVALS]]
-    return [arm for arm in arms if arm.name in names]
+            ranked.append((not arm.fp4_share, figure.value, place))
+    return [arms[place] for _, _, place in sorted(ranked)[:MOST_RIVALS]]
 
 
 def _is_near_budget(run: RunResult, origin: int) -> bool:

@@ -37,7 +37,7 @@ from ablate.reports.words.format import (
 from ablate.reports.words.judge import TONES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.reports.findings.gemms import Matrix
     from ablate.reports.findings.results import Analysis, ArmResult, TunedArm
@@ -67,9 +67,6 @@ def arms_table(analysis: Analysis) -> Table:
         number("Final loss difference", lambda arm: _final_difference(arm, analysis)),
         number("Margin", "standing"),
     ]
-    num_comparisons = len(analysis.judged)
-    if num_comparisons > 1:
-        columns.append(number("Together", _together))
     if analysis.has_curves:
         place = "at the last evaluation that all runs of both have"
     else:
@@ -79,8 +76,10 @@ def arms_table(analysis: Analysis) -> Table:
         f"{coverage(plan.stop)} intervals over runs, each for its own comparison. Loss difference: {place}, "
         f"{plan.unit}."
     )
-    if num_comparisons > 1:
-        caption += f" Together: what holds for all {num_comparisons} comparisons together, else a dash."
+    if len(analysis.judged) > 1:
+        caption += (
+            f" *: more or fewer beside all {len(analysis.judged)} comparisons together."
+        )
     if plan.target is not None:
         caption += " hit / cens. / div.: how they ended. > and ≤: a bound, because not every run reached the target."
     if plan.margin is not None:
@@ -101,22 +100,16 @@ def _results(arm: ArmResult) -> str:
     return text + (left_out(arm.token_cost) or left_out(arm.difference))
 
 
-def _together(arm: ArmResult) -> str | None:
-    """Say which way an arm differs beside all others; None if that is not shown."""
-    figure = arm.token_cost.figure or arm.token_cost.cut_figure or arm.difference.figure
-    if figure is None or "differs" not in arm.claims:
-        return None
-    return "more" if figure.value > 0 else "fewer"
-
-
 def _tokens_to_target(arm: ArmResult) -> str:
     return interval(arm.tokens_to_target, tokens) + from_fork(arm.counted_from)
 
 
 def _token_cost(arm: ArmResult, analysis: Analysis) -> str:
     text = cost(arm.token_cost)
+    if "differs" in arm.claims and len(analysis.judged) > 1:
+        text += " *"
     coarse = coarse_share(arm, analysis)
-    if coarse is not None and arm.token_cost.kind != "baseline":
+    if coarse is not None:
         text += f", below one evaluation ({share(coarse)})"
     if arm.token_cost.stands_out and arm.token_cost.own is not None:
         text += f", own [{percents(arm.token_cost.own).partition('[')[2]}"
@@ -127,6 +120,8 @@ def _final_difference(arm: ArmResult, analysis: Analysis) -> str:
     if arm.name == analysis.baseline:
         return f"(loss {loss(arm.final_loss.estimate)})"
     text = difference(arm.difference)
+    if analysis.plan.target is None and "differs" in arm.claims:
+        text += " *"
     if early := early_difference(arm, analysis):
         text += f" at {tokens(early)}"
     return text
@@ -214,19 +209,20 @@ def step_table(analysis: Analysis) -> Table:
 
 def pair_table(analysis: Analysis, least: Mapping[str, Interval]) -> Table:
     """Show each arm over each other one, once; ``least``: those that may need the fewest tokens."""
-    over = analysis.over_rivals
-    names = list(over)
+    names = list(analysis.over_rivals)
+    figure = "token_cost"
+    write: Callable[[Any], str] = cost
+    if analysis.plan.target is None:
+        figure = "difference"
+        write = difference
 
-    def cell(other: str, name: str) -> str | None:
-        if name not in names[names.index(other) + 1 :] or name not in over[other]:
-            return None
-        arm = over[other][name]
-        if analysis.plan.target is None:
-            return difference(arm.difference)
-        return cost(arm.token_cost)
+    def cell(column: int, name: str) -> Any:
+        arm = analysis.over_rivals[names[column]].get(name)
+        return getattr(arm, figure, None) if names.index(name) > column else None
 
     columns = [Column("Arm", str)]
-    columns += [number(f"over {other}", partial(cell, other)) for other in names]
+    for column, other in enumerate(names[:-1]):
+        columns.append(number(f"over {other}", partial(cell, column), write))
     columns.append(number("over the best other", least.get, percents))
     caption = (
         "Each arm over each other one, compared as with the baseline. Brackets: "

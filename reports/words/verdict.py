@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from ablate.results.intervals import Interval
 
 
+_MOST_NAMED = 6
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``lead`` says what to do, ``more`` what to run next; ``take``: the arm to take, None if none is shown.
@@ -168,23 +171,23 @@ def _what_is_settled(
     arms: Sequence[ArmResult], tones: Mapping[str, Tone], analysis: Analysis
 ) -> str:
     """Say which arms are shown to cost more, or diverged, and then which are open."""
-    names: dict[str, list[str]] = {}
+    settled = []
+    undecided = []
     for arm in arms:
-        tone = tones[arm.name]
-        if tone == "more":
-            group = f"more tokens than {analysis.baseline}"
-            names.setdefault(group, []).append(f"{arm.name} ({cost(arm.token_cost)})")
+        if tones[arm.name] == "more":
+            settled.append(f"{arm.name} ({cost(arm.token_cost)})")
+        elif tones[arm.name] == "diverged":
+            settled.append(f"{arm.name} (diverged)")
         else:
-            group = "diverged" if tone == "diverged" else "not settled"
-            names.setdefault(group, []).append(arm.name)
-    undecided = names.pop("not settled", None)
+            undecided.append(arm.name)
     wanted = f"need fewer tokens than {analysis.baseline}"
     if analysis.plan.margin is not None:
         wanted = f"be within {margin(analysis.plan)}"
-    if not names:
+    if not settled:
         return f"Nothing is settled yet: no arm is shown to {wanted}."
-    settled = [f"{group}: {listed(texts)}" for group, texts in names.items()]
-    lead = f"Settled: {'; '.join(settled)}."
+    if len(settled) > _MOST_NAMED:
+        settled[_MOST_NAMED:] = [f"{len(settled) - _MOST_NAMED} others"]
+    lead = f"Settled: more tokens than {analysis.baseline} for {listed(settled)}."
     if undecided:
         lead += f" Not settled: {listed(undecided)}."
     return f"{lead} No arm is shown to {wanted}."
