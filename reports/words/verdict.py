@@ -185,11 +185,9 @@ def _what_is_settled(
         wanted = f"be within {margin(analysis.plan)}"
     if not settled:
         return f"Nothing is settled yet: no arm is shown to {wanted}."
-    if len(settled) > _MOST_NAMED:
-        settled[_MOST_NAMED:] = [f"{len(settled) - _MOST_NAMED} others"]
-    lead = f"Settled: more tokens than {analysis.baseline} for {listed(settled)}."
+    lead = f"Settled: more tokens than {analysis.baseline} for {_named(settled)}."
     if undecided:
-        lead += f" Not settled: {listed(undecided)}."
+        lead += f" Not settled: {_named(undecided)}."
     return f"{lead} No arm is shown to {wanted}."
 
 
@@ -203,7 +201,14 @@ def _least_text(rivals: Sequence[ArmResult], least: Mapping[str, Interval]) -> s
     ]
     if len(least) == 1:
         return f"Least costly: {names[0]}. Each other one of the {among} is shown to need more tokens."
-    return f"Of the {among}, the one that needs the fewest tokens is among {listed(names)}."
+    return f"Of the {among}, the one that needs the fewest tokens is among {_named(names)}."
+
+
+def _named(names: list[str]) -> str:
+    """List names, of many the first ones."""
+    if len(names) > _MOST_NAMED:
+        names = [*names[:_MOST_NAMED], f"{len(names) - _MOST_NAMED} others"]
+    return listed(names)
 
 
 def _fp4_share(arm: ArmResult) -> float:
