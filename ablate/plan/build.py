@@ -390,7 +390,7 @@ def _sections_of(arm: ResolvedArm) -> dict[str, Any]:
         "training": arm.training,
         "recipe": arm.recipe_spec,
         "backend": arm.backend,
-        "trainer": arm.trainer,
+        "trainer": arm.trainer_spec,
         "code": arm.code,
         "fork": fork,
     }

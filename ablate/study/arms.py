@@ -187,6 +187,7 @@ class Arms:
             config["trainer"] = command
         elif code is not None:
             misfits.append(_CODE)
+        config["trainer_spec"] = command
         if isinstance(command, Command) and recipe is not None:
             config["trainer"], more = checks.ready_command(command, recipe, built)
             misfits += more

@@ -47,6 +47,7 @@ _FIELDS = {
 class ResolvedArm:
     """One arm. ``factors`` maps the paths that the arm or the grid set to their values, as written.
 
+    ``trainer_spec``: a command without the flags of its recipe, as written.
     ``code``: the folder that replaces the command's, as written. ``parts``: those of the file that make it.
     """
 
@@ -60,6 +61,7 @@ class ResolvedArm:
     recipe_spec: RecipeSpec
     backend: BackendName
     trainer: str | Command | None
+    trainer_spec: str | Command | None
     code: str | None
     resources: ResourcesConfig
     fork: ForkPoint | None

@@ -113,6 +113,7 @@ def test_arms_that_no_line_of_the_log_proves_are_named(here):
         in shown
     )
     assert "\nflags     c: a study sets ABLATE_RECIPE\n" in shown
+    assert "--fp4-recipe" not in shown.partition("\nbatch")[0]  # the recipe says it
     shown = ablate(
         "plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here
     ).out
