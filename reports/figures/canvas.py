@@ -36,6 +36,8 @@ FAINT = "#6a737d"
 GRID = "#d8dde3"
 CONTEXT = "#b9c0c8"
 SHADE = "#eceff2"
+WIDTH = 8
+"""Of most figures, in inches: on a page 800 px wide their letters then have 11 px."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "o")
 
@@ -56,7 +58,7 @@ _RC: dict[str, Any] = {
     **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
     **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color"), INK),
     **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), INK),
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8.5),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8.8),
     **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), "#ffffff"),
 }
 
@@ -177,7 +179,7 @@ def small_multiples(
     """
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = sheet(11 if columns > 1 else 6, 0.75 + 2.2 * rows)
+    figure = sheet(WIDTH if columns > 1 else 6, 0.75 + 2.2 * rows)
     figure.supxlabel(x_label, fontsize=9)
     figure.supylabel(y_label, fontsize=9)
     first, *others = figure.subplots(
@@ -225,7 +227,7 @@ def percent_ticks(axis: Any) -> None:
     axis.set_major_formatter(lambda value, _: percent(value).replace(".0", ""))
 
 
-def count_ticks(axis: Any, bins: int = 5) -> None:
+def count_ticks(axis: Any, bins: int = 4) -> None:
     """Label an x axis of tokens or parameters."""
     if axis.get_xscale() == "linear":
         axis.locator_params("x", nbins=bins)
@@ -264,12 +266,13 @@ def short(name: str, length: int = 26) -> str:
 
 
 def legend(figure: Any, lines: Mapping[str, Look]) -> Any:
-    """Add a legend of lines, by name, to the right of a figure."""
+    """Add a legend of lines, by name, below a figure, which it makes higher: a narrow page shows it, too."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], markersize=5, **look) for look in lines.values()]
+    figure.set_figheight(figure.get_figheight() + 0.2 * len(lines))
     return figure.legend(
-        handles, [short(name, 36) for name in lines], loc="outside right upper", frameon=False, fontsize=8.5,
+        handles, [short(name, 50) for name in lines], loc="outside lower left", frameon=False, fontsize=9,
         handlelength=3,
     )  # fmt: skip
 

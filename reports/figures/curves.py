@@ -42,7 +42,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         return None
     looks = canvas.looks_of(analysis)
     target = None if analysis.plan.target is None else analysis.plan.target.val_loss
-    figure = canvas.sheet(11, max(4.4, 1.2 + 0.2 * len(looks)))
+    figure = canvas.sheet(canvas.WIDTH, 3.6)
     whole, late = figure.subplots(1, 2, width_ratios=(1, 1.15))
     whole.set_ylabel(f"validation loss ({analysis.plan.unit})")
     whole.set_title("whole run")
@@ -184,7 +184,7 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
         return None
     base = next(arm.group for arm in tuning.arms if arm.tuned == analysis.baseline)
     looks = canvas.looks((group.name for group in groups), base)
-    figure = canvas.sheet(8, 3.6)
+    figure = canvas.sheet(canvas.WIDTH, 3.6)
     axis = figure.subplots()
     for group in groups:
         look = looks[group.name]

@@ -42,16 +42,16 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
             np.array(arm.maps[0].values, dtype=float), nan=-np.inf
         ).max(axis=1)
         rows = np.sort(np.argsort(-errors, kind="stable")[:_MOST_ROWS])
-        figure = canvas.sheet(11, 1.35 + 0.17 * len(rows))
+        figure = canvas.sheet(canvas.WIDTH, 1.35 + 0.17 * len(rows))
         axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
         for axis, heat_map in zip(axes, arm.maps, strict=True):
             _draw_map(axis, heat_map, rows, scales[heat_map.figure])
         names = [
-            f"{canvas.short(layer, 30)}  {gemm.capitalize()}"
+            f"{canvas.short(layer, 24)}  {gemm.capitalize()}"
             for layer, gemm in arm.maps[0].rows
         ]
         axes[0].set_yticks(
-            np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=7
+            np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=8.8
         )
         axes[0].invert_yaxis()
         caption = (
@@ -98,7 +98,7 @@ def _draw_map(
         vmax=high,
     )
     axis.grid(visible=False)
-    canvas.count_ticks(axis, 4)
+    canvas.count_ticks(axis, 3)
     bar = axis.figure.colorbar(
         mesh, ax=axis, location="bottom", label=_LABELS[heat_map.figure]
     )

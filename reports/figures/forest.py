@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.intervals import Interval
 
+_WIDTH = 5
+"""In inches: it is as wide as a telephone's page, and needs no scrolling there."""
 _LINEAR = 0.1
 """Costs up to this size are on a linear part of the scale even where others are orders larger."""
 
@@ -54,6 +56,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
     if is_logarithmic:
         axis.set_xscale("symlog", linthresh=_LINEAR)
+        canvas.percent_ticks(axis.xaxis)
     looks = canvas.looks_of(analysis)
     bars = {
         row: (looks[arm.name]["color"], arm.token_cost)
@@ -63,7 +66,7 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     is_cut = _draw_intervals(axis, bars, points)
     axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
     if not is_logarithmic:
-        axis.locator_params("x", nbins=7)
+        axis.locator_params("x", nbins=5)
     band = analysis.resolution.share_of_tokens_to_target
     if band is not None:
         axis.axvspan(-band, band, color=canvas.SHADE, zorder=0, linewidth=0)
@@ -107,6 +110,7 @@ def draw_effects(analysis: Analysis) -> canvas.Picture | None:
         if effect.low is not None:
             bars[row] = (color, effect)
     is_cut = _draw_intervals(axis, bars, points)
+    axis.locator_params("x", nbins=5)
     axis.set_xlabel("tokens to target, with over without, minus one")
     caption = (
         "What a factor does on average over all pairs of arms that differ in nothing else. Points: averages, "
@@ -117,18 +121,25 @@ def draw_effects(analysis: Analysis) -> canvas.Picture | None:
 
 
 def _rows(names: Sequence[str], heading: str, texts: Sequence[str]) -> Any:
-    """Return the axes of a new figure with a row for each name, and a text under a heading beside it."""
-    axis = canvas.sheet(11, 1.2 + 0.4 * len(names)).subplots()
-    axis.set_ylim(len(names) - 0.4, -1.4)
-    axis.set_yticks(range(len(names)), [canvas.short(name, 40) for name in names])
-    axis.grid(visible=False, axis="y")
+    """Return the axes of a new figure with a row for each name.
+
+    Above the place of its interval each row has its name and its text, so that it fits on a narrow page.
+    """
+    axis = canvas.sheet(_WIDTH, 0.9 + 0.66 * len(names)).subplots()
+    axis.set_ylim(len(names) - 0.5, -0.7)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.set_title(heading)
     axis.axvline(0, color=INK, linewidth=1, zorder=1)
     canvas.percent_ticks(axis.xaxis)
-    beside = axis.secondary_yaxis("right")
-    beside.set_yticks(range(-1, len(names)), [heading, *texts])
-    for side in (axis, beside):
-        side.tick_params(axis="y", length=0)
-        side.spines[["left", "right"]].set_visible(False)
+    style = {
+        "verticalalignment": "center",
+        "transform": axis.get_yaxis_transform(),
+        "bbox": {"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+    }
+    for row, (name, text) in enumerate(zip(names, texts, strict=True)):
+        axis.text(0, row - 0.45, canvas.short(name, 40), weight="bold", **style)
+        axis.text(0, row - 0.22, text, **style)
     return axis
 
 

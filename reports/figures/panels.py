@@ -77,7 +77,7 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
             )
         axis.set_xlim(0, end)
         canvas.shade_decay(axis, analysis.decay_begins)
-    canvas.count_ticks(axis, 4)
+    canvas.count_ticks(axis, 3)
     way = "differences of seeds in common" if analysis.plan.paired_seeds else "Welch"
     caption = (
         f"Validation loss minus that of {analysis.baseline} at equal tokens "
@@ -244,7 +244,7 @@ def draw_front(search: SearchResult) -> canvas.Picture | None:
     for rung in rungs:
         names += [point.name for point in rung.front]
     looks = canvas.looks(dict.fromkeys(names), search.baseline)
-    figure = canvas.sheet(11, 4.6)
+    figure = canvas.sheet(canvas.WIDTH, 3.8)
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
     for axis, rung in zip(axes, rungs, strict=True):
         for point in rung.points:
@@ -275,7 +275,7 @@ def draw_front(search: SearchResult) -> canvas.Picture | None:
         axis.set_title(f"{short_tokens(rung.tokens)} tokens a run")
         axis.set_xlabel("step time over the baseline's (modelled)")
         axis.margins(x=0.09, y=0.09)
-        axis.locator_params("x", nbins=6)
+        axis.locator_params("x", nbins=5)
         if search.objective == "token_cost":
             canvas.percent_ticks(axis.yaxis)
     axes[0].set_ylabel(search.value_words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from importlib.resources import files
 
 import numpy as np
@@ -206,6 +207,27 @@ def test_no_page_overflows_or_asks_the_network_and_axe_finds_no_fault(
     urls = {request["request"]["url"] for request in sent}
     assert {url for url in urls if not url.startswith("data:")} == {path.as_uri()}
     assert faults_of_access(browser) == []
+
+
+@pytest.mark.parametrize("page", ["ladder", "compare", "trend", "search"])
+def test_figures_are_legible_on_a_tablet_and_keep_their_numbers_on_a_telephone(
+    browser, written, beside, page
+):
+    path = beside.get(page) or written(page).html
+    letters = """
+    return [...document.querySelectorAll('figure svg text')].map(text => [
+      text.textContent,
+      parseFloat(getComputedStyle(text).fontSize) * text.ownerSVGElement.getScreenCTM().a,
+      text.getBoundingClientRect().right]);
+    """
+    open_page(browser, path, 800)
+    assert min(size for _, size, _ in browser.execute_script(letters)) >= 11
+    open_page(browser, path, 400)
+    shown = browser.execute_script(letters)
+    numbers = [right for text, _, right in shown if re.search(r"\[|^\d\.\d{4}", text)]
+    assert max(numbers, default=0) <= 400 or page in ("compare", "trend")
+    # names, or numbers of the forest's rows and of the legend
+    assert (len(numbers) >= 11) == (page == "ladder")
 
 
 def test_axe_is_at_work(browser, tmp_path):
