@@ -528,16 +528,7 @@ def _model_text(arm: PlannedArm) -> str:
             else arm.config.trainer
         )
         return f"not known: {builder} builds it, and the study has no model"
-    if model.is_built_in:
-        text = f"{model.architecture}, width {model.width}, layers {model.layers}, heads {model.heads}"
-        text += f", ffn {model.ffn}"
-        if model.experts is not None:
-            text += f" of {model.experts} experts"
-    elif model.function:
-        text = model.function
-    else:
-        text = f"{model.hf}, {'pretrained' if model.pretrained else 'random'} weights"
-    return f"{text}: {count_text(arm.size.parameters, ' ')} parameters"
+    return f"{model.summary}: {count_text(arm.size.parameters, ' ')} parameters"
 
 
 def _carried_text(arm: PlannedArm) -> str:

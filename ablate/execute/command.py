@@ -26,7 +26,7 @@ from ablate.execute.command_follower import LOOK_SEC, Follower
 from ablate.execute.command_process import Launch
 from ablate.execute.environment import describe_command, read_otherwise
 from ablate.execute.orphans import end_with_this_process
-from ablate.run.command import Command, reading_of
+from ablate.run.command import Command, reading_of, shell_line
 from ablate.run.log_text import NewText
 from ablate.run.schedule import plan_steps
 from ablate.store.leases import STALE_SEC, Leases
@@ -83,18 +83,19 @@ def train_by_command(
     if environment:
         run.metrics_path.unlink(missing_ok=True)
         run.attempt_log(attempt - 1).with_suffix(".read").unlink(missing_ok=True)
+    values = run_values(
+        task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
+        num_nodes=num_nodes, master_addr=_own_address(),
+    )  # fmt: skip
     exit_code = environment.get("exit_code")
     if exit_code is None:
         environment = describe_command(
             command, task.git_commit, num_devices * num_nodes, gpus=gpus
         )
+        environment["command"] = shell_line(command, task.config.recipe, values)
     environment["reading"] = reading_of(command)
     environment["resumed_differently"] = resumed_differently
     lines, num_bytes = new_lines(run.metrics_path)
-    values = run_values(
-        task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
-        num_nodes=num_nodes, master_addr=_own_address(),
-    )  # fmt: skip
     launch = Launch(
         config=task.config,
         values=values,

@@ -179,6 +179,11 @@ class Command(Section):
         return _replaced(words, "{recipe_args}", ())
 
     @property
+    def line(self) -> str:
+        """The folder and the words as a line for a shell, with the templates as they are."""
+        return f"cd {shlex.quote(self.cwd)} && {shlex.join(self.words)}"
+
+    @property
     def reads_recipe(self) -> bool:
         """Whether the arm's recipe reaches the command."""
         return self.recipes is not None or self._is_adapter

@@ -159,6 +159,19 @@ class ModelConfig(Section):
         """Whether the fields describe the model; otherwise its own code does."""
         return self.hf is None and self.function is None
 
+    @property
+    def summary(self) -> str:
+        """The model in a few words: ``llama, width 128, layers 2, heads 4, ffn 352``."""
+        if self.function:
+            return self.function
+        if self.hf:
+            return f"{self.hf}, {'pretrained' if self.pretrained else 'random'} weights"
+        text = f"{self.architecture}, width {self.width}, layers {self.layers}, heads {self.heads}"
+        text += f", ffn {self.ffn}"
+        if self.experts is not None:
+            text += f" of {self.experts} experts"
+        return text
+
     def describes(self, trainer: str | Command | None) -> bool:
         """Whether the fields describe what is trained; a trainer may build any model if no field is set."""
         return self.is_built_in and (trainer is None or self != ModelConfig())

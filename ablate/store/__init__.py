@@ -86,9 +86,10 @@ with zeros in that place; `ablate.base.files` reads and writes them.
 
 `environment.json`: `{"backend", "backend_mode": "native" | "upcast" | "emulated" | "reference", "backend_choices":
 [{"gemm", "operands", "backend", "mode", "detail"}], "self_tests": [{"backend", "check", "passed", "detail", "figures"}],
-"gpu_uuid", "git_commit", "code", "code_commit", "world_size", "fingerprints", "arithmetic_settings", "step_eager_because", …}` with the
+"gpu_uuid", "git_commit", "code", "code_commit", "command", "world_size", "fingerprints", "arithmetic_settings", "step_eager_because", …}` with the
 versions of packages and the hardware. `step_eager_because` says why the built-in trainer's steps were no CUDA graphs; null: they
-were. `code` is a hash of the sources that can change a result, `code_commit` the commit of a command's folder, `world_size` the number of devices, `fingerprints` those of the arithmetic that trained the run, the last attempt's
+were. `code` is a hash of the sources that can change a result, `code_commit` the commit of a command's folder,
+`command` the line that started it, for a shell, `world_size` the number of devices, `fingerprints` those of the arithmetic that trained the run, the last attempt's
 last .
 
 `throughput.json`:

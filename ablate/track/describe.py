@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from contextlib import suppress
 from functools import lru_cache
@@ -25,7 +24,7 @@ from ablate.base.errors import cut
 from ablate.base.files import read_json
 from ablate.recipes import GEMMS
 from ablate.run.command import REACHES
-from ablate.run.config import ModelConfig, config_from_json
+from ablate.run.config import config_from_json
 from ablate.store.metrics import new_lines, number_in, parse_rows
 
 if TYPE_CHECKING:
@@ -53,13 +52,12 @@ _MAX_TAG = 5_000
 _REFUSED = re.compile(r"[^\w\-. ]")
 _SEEN = 12
 """Characters of a run's name that MLflow's narrow lists and legends show."""
-_BREAK = re.compile(r"[\s_+/,-]+")
+_WORD = re.compile(r"[^\W_]+")
 RESULTS = (
     "tokens_to_target",
     "token_cost",
     "token_cost_low",
     "token_cost_high",
-    "token_cost_seed",
 )
 """Metrics from the report."""
 PLAN_TAG = "ablate.plan"
@@ -72,9 +70,8 @@ _TAGS = {
     "backend": "ablate.backend",
     "backend_mode": "ablate.backend_mode",
     "command": "ablate.command",
-    "cwd": "ablate.command_cwd",
-    "trainer_commit": "ablate.trainer_commit",
-    "trainer_digest": "ablate.trainer_digest",
+    "code": "ablate.code",
+    "code_commit": "ablate.code_commit",
     "git_commit": "mlflow.source.git.commit",
 }
 """Name in ``environment.json`` → tag."""
@@ -194,7 +191,7 @@ def run_tags(
         "ablate.state": status.state,
         PLAN_TAG: "current",
         "mlflow.runName": run_name(plan, arm, run),
-        "mlflow.runColor": _colours(plan)[arm.name],
+        "mlflow.runColor": _colour(plan, arm),
         "mlflow.source.name": "ablate",
         "mlflow.note.content": "\n\n".join(filter(None, note)),
     }
@@ -213,52 +210,36 @@ def run_tags(
     return {_name(key): cut(value, _MAX_TAG) for key, value in tags.items()}
 
 
-def _colours(plan: LockedPlan) -> dict[str, str]:
-    """Map each arm to its colour in the report, where a tuned arm stands for the one it was tuned from."""
-    tuned = {} if plan.tuning is None else plan.tuning.tuned
-    stand_ins = set(tuned.values()) - set(tuned)
-    names = [arm.name for arm in plan.arms if arm.name not in stand_ins]
-    colours = arm_colours(names, plan.baseline)
-    for name, stand_in in tuned.items():
-        colours[stand_in] = colours[name]
-    return colours
+def _colour(plan: LockedPlan, arm: LockedArm) -> str:
+    """Choose an arm's colour in the report, where a tuned arm stands for the one it was tuned from."""
+    original = {other.name: other.name for other in plan.arms}
+    if plan.tuning is not None:
+        original |= {tuned: name for name, tuned in plan.tuning.tuned.items()}
+    return arm_colours(dict.fromkeys(original.values()), plan.baseline)[
+        original[arm.name]
+    ]
 
 
 def run_name(plan: LockedPlan, arm: LockedArm, run: LockedRun) -> str:
-    """Name a run so that its first characters tell it apart: ``s0 + sr (all three + sr)``."""
-    widest_seed = max(len(f"s{other.seed} ") for _, other in plan.runs())
-    short = _short_names([arm.name for arm in plan.arms], _SEEN - widest_seed)
-    name = f"s{run.seed} {short[arm.name]}"
-    return name if short[arm.name] == arm.name else f"{name} ({arm.name})"
+    """Name a run so that its first characters tell it apart: ``s0 three + sr (all three + sr)``.
 
-
-def _short_names(names: list[str], length: int) -> dict[str, str]:
-    """Cut words from the front of names that begin alike, until the first ``length`` characters differ.
-
-    Names that still begin alike get a number in front.
+    Words are cut from the front of an arm's name until no other name holds its first characters; else the
+    arm's number stands in front.
     """
-    short = {name: name for name in names}
-    before = None
-    while before != short:
-        before = dict(short)
-        for alike in _alike(short, length):
-            shared = os.path.commonprefix([short[name] for name in alike])  # noqa: RUF071  characters are meant
-            words = [match.end() for match in _BREAK.finditer(shared)]
-            for name in alike:
-                if words and short[name] != shared:
-                    short[name] = short[name][words[-1] :] or short[name]
-    for alike in _alike(short, length):
-        for name in alike:
-            short[name] = f"{names.index(name) + 1}: {short[name]}"
-    return short
-
-
-def _alike(short: dict[str, str], length: int) -> list[list[str]]:
-    """Group the names whose short forms begin alike."""
-    groups: dict[str, list[str]] = {}
-    for name, text in short.items():
-        groups.setdefault(text[:length], []).append(name)
-    return [group for group in groups.values() if len(group) > 1]
+    widest_seed = max(len(f"s{other.seed} ") for _, other in plan.runs())
+    length = _SEEN - widest_seed
+    names = [other.name for other in plan.arms]
+    taken = set()
+    for name in names:
+        if name != arm.name:
+            taken |= {name[start : start + length] for start in range(len(name))}
+    short = f"{names.index(arm.name) + 1} {arm.name}"
+    for start in (0, *(word.start() for word in _WORD.finditer(arm.name))):
+        if arm.name[start : start + length] not in taken:
+            short = arm.name[start:]
+            break
+    whole = "" if short.endswith(arm.name) else f" ({arm.name})"
+    return f"s{run.seed} {short}{whole}"
 
 
 def run_params(
@@ -266,7 +247,7 @@ def run_params(
 ) -> dict[str, str]:
     """Flatten what the configuration sets, after what the study's arms differ in (``arm.KEY``).
 
-    Defaults and fields without effect are left out: ``config.json`` has all.
+    Defaults are left out: ``config.json`` has all.
     """
     differing: dict[str, Any] = {}
     for other in plan.arms:
@@ -274,7 +255,6 @@ def run_params(
             differing[f"arm.{key}"] = baseline_value
     for key, (_, value) in arm.differs.items():
         differing[f"arm.{key}"] = value
-    model = config.get("model")
     with suppress(ValueError):  # a log of others
         config = written_short(config_from_json(config))
     # a command has a model, data and settings of its own
@@ -288,10 +268,6 @@ def run_params(
             key: config[key] for key in ("trainer", "recipe", "seed") if key in config
         }
         config["training"] = training
-    elif isinstance(model, dict):
-        has_effect = ModelConfig.meaningful_fields(model)
-        section = config.get("model", {}).items()
-        config["model"] = {key: value for key, value in section if key in has_effect}
     flat = differing | dict(_flat(config, ""))
     return {_name(key): cut(text(value), _MAX_PARAM) for key, value in flat.items()}
 
@@ -378,39 +354,26 @@ def read_results(
 ) -> dict[str, list[Point]]:
     """Read what a ``report.json`` found, as points by run id; empty if it is missing or damaged.
 
-    ``tokens_to_target`` is the run's own, ``token_cost_seed`` its cost against the baseline's run of the same
-    seed; ``token_cost`` and its interval are the arm's. What was not found is left out, and so are a hit at
-    the first evaluation and a single run's cost from a fork on. Values have four decimals, so that they fit
-    into a column. ``stamp``: of the file; it ends with the time of the points, in ns. Their step is 0, for
-    which MLflow draws bars.
+    ``tokens_to_target`` is the run's own, unless it hit at its first evaluation; ``token_cost`` and its
+    interval are its arm's. What was not found is left out. Values have four decimals, so that they fit into a
+    column. ``stamp``: of the file; it ends with the time of the points, in ns. Their step is 0, for which
+    MLflow draws bars.
     """
     points = {}
+    milliseconds = stamp[-1] // 1_000_000 if stamp else 0
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        report = read_json(path)
-        hits: dict[tuple[str, int], float | None] = {}
-        for arm in report["arms"]:
+        for arm in read_json(path)["arms"]:
+            cost = [
+                number_in(arm["token_cost"], key) for key in ("estimate", "low", "high")
+            ]
             for run in arm["runs"]:
-                if not run["at_or_before_first_evaluation"]:
-                    hits[arm["name"], run["seed"]] = number_in(run, "tokens_to_target")
-        baseline = report["baseline"]
-        for arm in report["arms"]:
-            cost = arm["token_cost"]
-            is_compared = arm["name"] != baseline and not arm["counted_from_tokens"]
-            for run in arm["runs"]:
-                tokens = hits.get((arm["name"], run["seed"]))
-                baseline_tokens = hits.get((baseline, run["seed"]))
-                values = {
-                    "tokens_to_target": tokens,
-                    "token_cost": number_in(cost, "estimate"),
-                    "token_cost_low": number_in(cost, "low"),
-                    "token_cost_high": number_in(cost, "high"),
-                }
-                if tokens and baseline_tokens and is_compared:
-                    values["token_cost_seed"] = tokens / baseline_tokens - 1
-                milliseconds = stamp[-1] // 1_000_000 if stamp else 0
+                tokens = number_in(run, "tokens_to_target")
+                if run["at_or_before_first_evaluation"]:
+                    tokens = None
+                values = zip(RESULTS, (tokens, *cost), strict=True)
                 points[run["id"]] = [
                     Point(name, round(value, 4), milliseconds, 0)
-                    for name, value in values.items()
+                    for name, value in values
                     if value is not None
                 ]
     return points

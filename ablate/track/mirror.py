@@ -135,9 +135,6 @@ class Mirror:
             "mlflow.note.content": f"It comes when the study ends; `ablate report {plan.study}` makes it.",
         }
         summary = self._entry(SUMMARY, tags)
-        if summary.sent.get("tags") != (tags_digest := digest(sorted(tags.items()))):
-            self._sink.log(summary.mlflow_id, [], {}, tags)
-            summary.sent["tags"] = tags_digest
         link = f"#/experiments/{experiment}/runs/{summary.mlflow_id}/artifacts/report/report.html"
         note = describe.study_note(plan, report=link)
         view = describe.view(plan)
@@ -177,15 +174,10 @@ class Mirror:
 
     def _mark_earlier(self, current: set[str]) -> None:
         """Mark the runs that only an earlier plan of the study has: the study's page hides them."""
-        for key, run in self._known.items():
-            if key in current:
-                continue
-            fresh = RunCursor(mlflow_id=run.info.run_id, mlflow_status="")
-            sent = self._cursor.runs.setdefault(key, fresh).sent
-            if sent.get("tags") != "earlier":
-                tags = {describe.PLAN_TAG: "earlier"}
-                self._sink.log(run.info.run_id, [], {}, tags)
-                sent["tags"] = "earlier"
+        for key, entry in self._cursor.runs.items():
+            if key not in current and entry.sent.get("tags") != "earlier":
+                self._sink.log(entry.mlflow_id, [], {}, {describe.PLAN_TAG: "earlier"})
+                entry.sent["tags"] = "earlier"
 
     def _once(self, key: str, stamp: object, send: Callable[[], None]) -> None:
         """Call ``send`` if the files have changed since they were sent."""
@@ -243,12 +235,8 @@ class Mirror:
         elif entry is None and key in self._known:  # the cursor was lost
             known = self._known[key]
             entry = RunCursor(mlflow_id=known.info.run_id, mlflow_status="")
-            metrics = known.data.metrics
-            entry.sent |= {
-                name: repr(metrics[name])
-                for name in describe.RESULTS
-                if name in metrics
-            }
+            for name in {*describe.RESULTS} & {*known.data.metrics}:
+                entry.sent[name] = repr(known.data.metrics[name])
             is_outdated = run is not None and not self._holds_points_of(run, entry)
         if entry is not None and results is not None:
             held = set(describe.RESULTS) & set(entry.sent)
@@ -305,12 +293,11 @@ class Mirror:
         tags_digest = digest(sorted(tags.items()))
         if entry.sent.get("tags") == tags_digest:
             tags = {}
-        new_results = {
-            point.key: repr(point.value)
+        points = [
+            point
             for point in results or ()
             if entry.sent.get(point.key) != repr(point.value)
-        }
-        points = [point for point in results or () if point.key in new_results]
+        ]
         while True:
             offsets = {}
             for file in FILES:
@@ -321,7 +308,8 @@ class Mirror:
             if points or params or tags:
                 self._sink.log(entry.mlflow_id, points, params, tags)
                 self._metrics_sent += len(points)
-            entry.sent |= {"params": "", "tags": tags_digest, **new_results}
+            entry.sent |= {"params": "", "tags": tags_digest}
+            entry.sent |= {point.key: repr(point.value) for point in results or ()}
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets

@@ -73,7 +73,7 @@ MOST_RIVALS = 10
 _OF_THE_RUN = (
     "backend", "backend_mode", "backend_detail", "backend_choices", "self_tests", "timing_valid",
     "timing_why_not", "gpu_uuid", "markers", "resumed_differently", "log_notes",
-    "exit_code",
+    "command", "exit_code",
 )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def _placed(analysis: Analysis) -> PlacedStudy:
         name=analysis.plan.study,
         baseline=analysis.baseline,
         target=target_text(analysis.plan),
-        parameters=None if config is None else _parameters(config),
+        parameters=None if config is None else parameter_count(config),
         tokens=None if config is None else config.training.tokens,
     )
 
@@ -304,7 +304,7 @@ def _why_left_out(
     return ""
 
 
-def _parameters(config: RunConfig) -> int | None:
+def parameter_count(config: RunConfig) -> int | None:
     """Count the parameters of a built-in model; None for any other."""
     if config.trainer is not None or not config.model.is_built_in:
         return None
@@ -319,7 +319,7 @@ def _model(arm: ArmResult) -> object:
     return arm.config and (
         arm.config.model,
         arm.config.trainer,
-        _parameters(arm.config),
+        parameter_count(arm.config),
     )
 
 

@@ -10,6 +10,7 @@ honest figure, and a `note` says why.
 
 ```text
 format, study, description, baseline, loss_unit
+trained           what was trained, in one line
 target            {kind, value, val_loss, crossing}, null where imported logs are compared by final loss
 take              the arm that the verdict says to take, null without one and where several tie
 least_costly      {arm: {estimate, low, high, note}}: those that may need the fewest tokens, over the best other arm
@@ -116,6 +117,7 @@ from ablate.reports.findings.speed import Measured, Modelled
 from ablate.reports.read.tables import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.format import cost, interval, read_value, tokens
+from ablate.reports.words.trained import trained
 from ablate.results.cost import Cost
 from ablate.results.ends import RunResult
 from ablate.results.intervals import Interval
@@ -197,6 +199,7 @@ _KEYS: dict[type, Keys] = {
         "description": "plan.description",
         "baseline": "plan.baseline",
         "loss_unit": "plan.unit",
+        "trained": trained,
         "matrices": "matrices",
         "runs_planned": "planned",
         "runs_missing": "missing",

@@ -31,6 +31,7 @@ from ablate.reports.words import caveats, tables
 from ablate.reports.words.diagnoses import diagnosis_table
 from ablate.reports.words.effects import effect_tables
 from ablate.reports.words.format import Table, moment
+from ablate.reports.words.trained import trained
 from ablate.reports.words.verdict import write_verdict
 from ablate.results.frames import load_frames
 
@@ -124,6 +125,7 @@ def write_report(
             "arms": tables.design_table(analysis),
             "definitions": definitions(analysis),
             "target": target_text(analysis.plan),
+            "trained": trained(analysis),
             "ended": moment(analysis.last_ended_unix),
         },
         report_document(analysis, verdict, notices, warnings, diagnosed),

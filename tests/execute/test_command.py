@@ -568,6 +568,10 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(
         "gpu": None,
     }  # fmt: skip
     assert environment["resumed_differently"] == []
+    assert environment["command"] == (
+        f"cd {run_config.trainer.cwd} && {sys.executable} {SCRIPT} --seed 1 "
+        f"--steps {STEPS} --save {run.path}/ckpt"
+    )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"hush" in path.read_bytes() for path in files)
 

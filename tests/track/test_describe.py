@@ -1,7 +1,7 @@
 """What MLflow is shown of a study and of its rows. ``REWRITE=1 pytest`` writes ``shown.json`` anew."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ CONFIG = {
 }
 
 
-def test_the_design_as_mlflow_shows_it(study):
+def test_the_design_as_mlflow_shows_it(study, make_config):
     fork = {"arm": "bf16", "tokens": 4096}
     study.plan["arms"][1] |= {"name": "a|b<script>", "fork": fork}
     plan = study.write_plan()
@@ -50,12 +50,20 @@ def test_the_design_as_mlflow_shows_it(study):
     by_command = {
         "backend_mode": "command",
         "command": "cd here && ./train",
-        "cwd": "/here",
-        "trainer_commit": "c0ffee",
-        "trainer_digest": "d1",
+        "code_commit": "c0ffee",
+        "code": "d1",
         "markers": ["FP4 e2m1"],
     }
+    named = []
+    for name in ("all three", "+ RHT", "all three + sr", "aaaaaaaaaaa", "aaaaaaaaaab"):
+        arm = plan.arms[0]
+        named.append(replace(arm, name=name, runs=(replace(arm.runs[0], seed=12),)))
+    many = replace(plan, arms=tuple(named))
     shown = {
+        "names": [describe.run_name(many, arm, arm.runs[0]) for arm in named],
+        "parameters that are set": describe.run_params(
+            asdict(make_config(model={"width": 32})), plan, plan.arms[1]
+        ),
         "tags": [
             describe.run_tags(plan, i, arm.runs[1], status, environment, report="LINK")
             for i, arm in enumerate(plan.arms)
@@ -89,48 +97,6 @@ def test_what_is_too_long_for_mlflow_is_cut(study):
     assert "compareRunCharts" not in view
     tags = describe.run_tags(plan, 1, plan.arms[1].runs[0], Status(), {}, report="LINK")
     assert max(map(len, tags.values())) == 5000
-
-
-def test_parameters_begin_with_what_differs_and_leave_defaults_out(study, make_config):
-    config = make_config("mxfp4", model={"width": 32}, learning_rate=0.01)
-    plan = study.write_plan()
-    for arm, gemms in zip(plan.arms, ("none", "fprop"), strict=True):
-        params = describe.run_params(asdict(config), plan, arm)
-        assert [*params.items()][:2] == [
-            ("arm.recipe.gemms", gemms),
-            ("model.width", "32"),
-        ]
-        assert params["training.learning_rate"] == "0.01"
-        assert not params.keys() & {"training.schedule", "model.kind", "fork"}
-
-
-@pytest.mark.parametrize(
-    ("names", "short"),
-    [
-        (["bf16", "fprop", "F+D SR"], ["bf16", "fprop", "F+D SR"]),
-        (
-            ["all three", "all three + sr", "all three + dht16"],
-            ["all three", "sr", "dht16"],
-        ),
-        (["mxfp4-fprop-sr", "mxfp4-fprop-rht"], ["sr", "rht"]),
-        (["aaaaaaaaaaaaa", "aaaaaaaaaaaab"], ["1: aaaaaaaaaaaaa", "2: aaaaaaaaaaaab"]),
-    ],
-)
-def test_names_of_runs_differ_in_their_first_twelve_characters(study, names, short):
-    [arm, *_] = study.plan["arms"]
-    arms = []
-    for name in names:
-        runs = [{"id": f"{name}{seed}", "seed": seed} for seed in (0, 12)]
-        arms.append({**arm, "name": name, "runs": runs})
-    study.plan |= {"arms": arms, "baseline": names[0]}
-    plan = study.write_plan()
-    shown = [describe.run_name(plan, arm, run) for arm, run in plan.runs()]
-    assert len({name[:12] for name in shown}) == len(shown)
-    expected = []
-    for name, text in zip(names, short, strict=True):
-        whole = "" if name == text else f" ({name})"
-        expected += [f"s0 {text}{whole}", f"s12 {text}{whole}"]
-    assert shown == expected
 
 
 @pytest.mark.parametrize("case", cases(HERE / "points.txt"))

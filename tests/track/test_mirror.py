@@ -247,84 +247,54 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
 
 
 def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
-    arms = ("bf16", "fprop", "all three")
-    study = make_study(arms=arms, seeds=(0,)).whole(2)
+    study = make_study(arms=("bf16",), seeds=(0,)).whole(2)
     (folder := study.store.path / "report").mkdir()
 
-    def shown(*hits, early=False, cost=None):
-        """What MLflow shows of each arm after a report with these hits; ``early``: that of the baseline."""
-        runs = [
-            {
-                "id": study.runs[arm, 0], "seed": 0, "tokens_to_target": tokens,
-                "at_or_before_first_evaluation": early and arm == "bf16",
-            }
-            for arm, tokens in zip(arms, hits, strict=True)
-        ]  # fmt: skip
-        none = {"estimate": None, "low": None, "high": None}
-        rows = [
-            {
-                "name": arm,
-                "counted_from_tokens": arm == "all three",
-                "token_cost": cost if cost and arm == "fprop" else none,
-                "runs": [run],
-            }
-            for arm, run in zip(arms, runs, strict=True)
-        ]
-        (folder / "report.json").write_text(
-            json.dumps({"baseline": "bf16", "arms": rows})
-        )
+    def shown(tokens, cost=(None, None, None), early=False):
+        """What MLflow shows of the run after a report that found this."""
+        run = {"id": study.runs["bf16", 0], "tokens_to_target": tokens}
+        run["at_or_before_first_evaluation"] = early
+        cost = dict(zip(("estimate", "low", "high"), cost, strict=True))
+        content = {"arms": [{"token_cost": cost, "runs": [run]}]}
+        (folder / "report.json").write_text(json.dumps(content))
         sync(study, uri)
-        there = study.check(uri)
-        metrics = [there[arm, 0].data.metrics for arm in arms]
-        return [[values.get(name) for name in RESULTS] for values in metrics]
+        run = study.check(uri)["bf16", 0]
+        metrics = {
+            key: run.data.metrics[key] for key in RESULTS if key in run.data.metrics
+        }
+        return run.info.run_id, [*metrics.values()]
 
-    interval = {"estimate": 0.21, "low": 0.19, "high": 0.23456789}
-    first = shown(1000, 1250, 900, cost=interval)
-    baseline = [1000, None, None, None, None]
-    forked = [900, None, None, None, None]
-    assert first == [baseline, [1250, 0.21, 0.19, 0.2346, 0.25], forked]
-    before = study.held(uri)
+    first, values = shown(1250, (0.21, 0.19, 0.23456789))
+    assert values == [1250, 0.21, 0.19, 0.2346]
     cursor_path(study.store, uri).unlink()
-    assert shown(1000, 1100, 900, cost=interval | {"low": -0.1})[1] == [
-        1100, 0.21, -0.1, 0.2346, 0.1,
-    ]  # fmt: skip
-    after = study.held(uri)
-    assert {key: run.info.run_id for key, run in before.items()} == {
-        key: run.info.run_id for key, run in after.items()
-    }
+    assert shown(1100, (0.21, -0.1, 0.3)) == (first, [1100, 0.21, -0.1, 0.3])
     # another target, which it misses: MLflow takes no point back, so the run is sent anew
-    assert shown(1000, None, 900) == [baseline, [None] * 5, forked]
-    assert shown(1000, 1250, 900)[1] == [1250, None, None, None, 0.25]
+    second, values = shown(None)
+    assert (second != first, values) == (True, [])
+    assert shown(1250) == (second, [1250])
     cursor_path(study.store, uri).unlink()
-    assert shown(1000, 1250, 900, early=True) == [
-        [None] * 5,
-        [1250, None, None, None, None],
-        forked,
-    ]
+    third, values = shown(1250, early=True)
+    assert (third != second, values) == (True, [])
+    assert shown(900) == (third, [900])
     (folder / "report.json").write_text("{")
     sync(study, uri)  # the report was cut off: nothing is taken back
-    run = study.check(uri)["fprop", 0]
-    assert run.data.metrics["tokens_to_target"] == 1250
+    run = study.check(uri)["bf16", 0]
+    assert run.data.metrics["tokens_to_target"] == 900
     assert (
         study.held(uri)["summary"].info.run_id in run.data.tags["mlflow.note.content"]
     )
 
 
 def test_runs_of_an_earlier_plan_are_marked_until_they_come_back(make_study, uri):
-    study = make_study(arms=("bf16", "fprop"), seeds=(0,)).whole(2)
-    sync(study, uri)
+    study = make_study(seeds=(0,)).whole(2)
     arms = study.plan["arms"]
-    mirrors = [Mirror(study.store, uri) for _ in range(2)]
-    for kept, plan in ((arms[:1], "earlier"), (arms, "current"), (arms[:1], "earlier")):
+    for kept, plan in ((arms, "current"), (arms[:1], "earlier")) * 2:
         study.plan["arms"] = kept
         study.write_plan()
-        assert mirrors[plan == "current"].sync_once().complete
+        sync(study, uri)
         there = study.check(uri)
         assert there["bf16", 0].data.tags[PLAN_TAG] == "current"
         assert there["fprop", 0].data.tags[PLAN_TAG] == plan
-    cursor_path(study.store, uri).unlink()
-    sync(study, uri)
-    assert study.check(uri)["fprop", 0].data.tags[PLAN_TAG] == "earlier"
 
 
 def test_the_report_is_logged_when_it_changes(study, uri, storage, monkeypatch):
