@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ablate.plan.estimate import SPREAD
+from ablate.plan.estimate import INTERPOLATED, SPREAD
 from ablate.plan.pilot import PAIRED
 from ablate.reports.words import format as words
 from tests.benchmark import load_benchmark
@@ -76,6 +77,30 @@ def test_the_spreads_that_plans_take_are_those_of_the_arms_that_cost_a_tenth(sto
         for at in (1, 2)
     )
     assert (round(pairs, 3), round(pairs / runs, 2)) == (SPREAD, PAIRED)
+
+
+@pytest.mark.exhaustive
+def test_interpolated_crossings_spread_by_as_much_more_as_plans_take(storage):
+    gaps = {}
+    for analysis in (filler.read(storage, study, None) for study in STUDIES):
+        base = {run.seed: run for run in analysis.baseline_arm.used if run.fitted}
+        for arm in analysis.others if analysis.plan.target else ():
+            pairs = [
+                (run, base[run.seed])
+                for run in arm.used
+                if run.fitted and run.seed in base
+            ]
+            if len(pairs) > 2 and (arm.token_cost.estimate or 0) >= 0.1:
+                gaps[tuple(run.run_id for run, _ in pairs)] = [
+                    [
+                        math.log(getattr(run, way) / getattr(other, way))
+                        for run, other in pairs
+                    ]
+                    for way in ("interpolated", "fitted")
+                ]
+    variances = [[np.var(ways, ddof=1) for ways in both] for both in gaps.values()]
+    interpolated, fitted = np.mean(variances, axis=0)
+    assert round(math.sqrt(interpolated / fitted), 2) == INTERPOLATED
 
 
 def test_the_evaluations_of_every_study_are_there_and_a_page_names_it():

@@ -247,7 +247,13 @@ def command(
     **options: Any,
 ) -> int:
     """Make a study of logs that others wrote; its help is below, because it lists the formats."""
-    from ablate.reports.read.imported import machine, tidied, with_settings, write_study
+    from ablate.reports.read.imported import (
+        machine,
+        schedule_hint,
+        tidied,
+        with_settings,
+        write_study,
+    )
     from ablate.reports.read.tables import seeds_by_names
     from ablate.run.evaluations import notes_of
     from ablate.store import StudyStore
@@ -310,6 +316,8 @@ def command(
         echo_lines(
             [f"  {note}" for note in notes_of({run.source: run.notes for run in runs})]
         )
+    if parsed_target is not None:
+        echo_lines(schedule_hint(imported))
     click.echo(
         f"\nStudy: {store.path}\nNext:  {command_line('report', study, storage=storage)}"
     )

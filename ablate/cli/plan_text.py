@@ -20,7 +20,13 @@ from ablate.execute.command import run_values
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import HARDWARE
 from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
-from ablate.plan.estimate import SPREAD, cost_found, duration_text
+from ablate.plan.estimate import (
+    SPREAD,
+    cost_found,
+    duration_text,
+    pair_spread,
+    seeds_for,
+)
 from ablate.plan.layers import LayerGroup, layer_groups
 from ablate.plan.shares import is_auto, sharing_text, this_machine
 from ablate.plan.tuning import range_text, values_text
@@ -450,6 +456,10 @@ def _tuning_texts(plan: Plan) -> list[str]:
     return texts
 
 
+_COST = 0.05
+"""The token cost of which the seeds are said."""
+
+
 def _seeds_texts(plan: Plan) -> list[str]:
     """Say which costs the seeds, and more seeds, would find, and when an arm stops early."""
     texts = []
@@ -467,16 +477,24 @@ def _seeds_texts(plan: Plan) -> list[str]:
     elif plan.paired_seeds:
         num_seeds = len(plan.arms[0].runs)
         num_others = max(1, len(plan.arms) - 1)
+        spread = pair_spread(plan)
         costs = []
         for count in (
             num_seeds,
             *[more for more in (2, 3, 5, 8) if more > num_seeds][:2],
         ):
-            cost = cost_found(count, num_others, moderated=plan.is_moderated)
+            cost = cost_found(
+                count, num_others, moderated=plan.is_moderated, spread=spread
+            )
             if cost is not None:
                 costs.append(f"{count} find a cost of {cost:.0%}")
-        spread = f"where pairs of runs spread by {SPREAD:.1%}, as FP4 arms of docs/findings do"
-        texts.append(f"{', '.join(costs)} in 4 of 5 comparisons ({spread})")
+        seeds = seeds_for(_COST, num_others, moderated=plan.is_moderated, spread=spread)
+        costs.append(f"{seeds or 'over 30'} one of {_COST:.0%}")
+        estimator = "local fits" if spread == SPREAD else "interpolation"
+        texts.append(
+            f"{', '.join(costs)} in 4 of 5 comparisons (where pairs of runs spread by {spread:.1%}, as FP4 "
+            f"arms of docs/findings do by {estimator})"
+        )
     return texts
 
 

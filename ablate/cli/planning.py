@@ -250,8 +250,7 @@ def pilot(
 
 def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     """Say in lines what the pilot found; ``written``: the target is in the study file."""
-    from ablate.plan.estimate import SPREAD, duration_text
-    from ablate.plan.pilot import PAIRED
+    from ablate.plan.estimate import duration_text
 
     if take := advice.take:
         tokens = " and ".join(f"{tokens:,.0f}" for tokens in take.tokens.values())
@@ -270,7 +269,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     else:
         yield f"target   none to be had: {advice.why_not}"
     if spread := advice.spread:
-        if PAIRED * spread.runs > SPREAD:
+        if spread.is_own:
             whose = "these two"
         else:
             whose = "FP4 arms of docs/findings"

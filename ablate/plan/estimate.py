@@ -9,12 +9,12 @@ builds a model that the study does not describe, only measured arms of that kind
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist, median_high
 from typing import TYPE_CHECKING, Literal
 
 from ablate.plan.plan import configured_runs
-from ablate.run.schedule import evaluated_in, shared_prefixes
+from ablate.run.schedule import evaluated_in, shared_prefixes, steady_spans
 from ablate.store import END_STATES
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ START_SEC = 30.0
 SPREAD = 0.044
 """Standard deviation of the log ratio of tokens to target of two runs with one seed, in the arms of
 docs/findings that cost 10 % or more. Others spread by 0.035, a single arm by up to 0.109."""
+INTERPOLATED = 1.29
+"""By how much more pairs spread where crossings are interpolated, not fitted, in the same arms."""
+MOST_SEEDS = 30
 _MOST_D0 = 3.0
 _BYTES_PER_ROW = 180
 _BYTES_PER_RUN = 12 * 1024  # configuration, status, environment and a short log
@@ -181,7 +184,7 @@ def moderating_degrees(arms: int, others: float) -> float:
 
 
 def cost_found(
-    seeds: int, arms: int, *, moderated: bool, spread: float = SPREAD
+    seeds: int, arms: int, *, moderated: bool, spread: float
 ) -> float | None:
     """Return the token cost that paired seeds find in four of five comparisons; None for too few seeds.
 
@@ -195,6 +198,24 @@ def cost_found(
         return None
     reach = approximate_quantile(degrees, 0.05) + approximate_quantile(degrees, 0.4)
     return math.expm1(reach * spread / math.sqrt(seeds))
+
+
+def pair_spread(plan: Plan) -> float:
+    """Return the spread of pairs in docs/findings, by the estimator of crossings that the report will use."""
+    base = plan.arm(plan.baseline).config
+    is_steady = not base.recipe.later and steady_spans(asdict(base.training))
+    if is_steady and (plan.target is None or plan.target.crossing == "confirmed"):
+        return SPREAD
+    return INTERPOLATED * SPREAD
+
+
+def seeds_for(cost: float, arms: int, *, moderated: bool, spread: float) -> int | None:
+    """Return the fewest paired seeds that find a token cost, see ``cost_found``; None for over ``MOST_SEEDS``."""
+    for seeds in range(2, MOST_SEEDS + 1):
+        least = cost_found(seeds, arms, moderated=moderated, spread=spread)
+        if least is not None and least <= cost:
+            return seeds
+    return None
 
 
 def approximate_quantile(degrees: float, alpha: float) -> float:

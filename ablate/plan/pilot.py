@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ablate.plan.estimate import SPREAD, cost_found, estimate
+from ablate.plan.estimate import estimate, pair_spread, seeds_for
 from ablate.run.outcome import LocalFit, outcomes
 from ablate.run.schedule import decay_begins, steady_spans
 from ablate.store.plan_file import LockedRun
@@ -28,7 +28,6 @@ SHARES = (0.7, 0.6, 0.5)
 ENOUGH_ROOM = 0.15
 COSTS = (0.2, 0.1, 0.05, 0.03)
 """Sizes of effect, as token costs."""
-MOST_SEEDS = 30
 PAIRED = 0.85
 """Spread of the log ratio of one seed's two runs over that of an arm's runs; docs/findings: 4.4 of 5.2 %."""
 _FEWEST_EVALS = 4
@@ -61,11 +60,12 @@ class Spread:
     """Standard deviation of log tokens to target over seeds, of two runs.
 
     ``pairs``: the spread assumed for the log ratio of an arm's run to the baseline's, at least that of
-    docs/findings.
+    docs/findings; ``is_own``: whether the two runs' own is larger.
     """
 
     runs: float
     pairs: float
+    is_own: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def advise(
     spread: Spread | None = None
     needed: tuple[SeedsFor, ...] = ()
     if take is not None:
-        spread = _spread(take, is_paired=plan.paired_seeds)
+        spread = _spread(take, pair_spread(plan), is_paired=plan.paired_seeds)
         needed = tuple(_needed(plan, spread.pairs, progress, cores))
     speeds = progress.tokens_per_sec
     return Advice(
@@ -171,13 +171,14 @@ def _without_advice(runs: Sequence[PilotRun]) -> str | None:
     return None
 
 
-def _spread(reached: Reached, *, is_paired: bool) -> Spread:
+def _spread(reached: Reached, least: float, *, is_paired: bool) -> Spread:
     first, second = reached.tokens.values()
     over_runs = abs(math.log(first / second)) / math.sqrt(2)
-    over_pairs = max(SPREAD, PAIRED * over_runs)
+    over_pairs = max(least, PAIRED * over_runs)
     return Spread(
         runs=over_runs,
         pairs=over_pairs if is_paired else math.sqrt(2) * over_pairs / PAIRED,
+        is_own=over_pairs > least,
     )
 
 
@@ -241,23 +242,14 @@ def _needed(
 ) -> Iterator[SeedsFor]:
     """Yield how many seeds find each size of effect, and how long the study takes with them."""
     arms = max(1, len(plan.arms) - 1)
-    costs = {
-        seeds: cost_found(seeds, arms, moderated=plan.is_moderated, spread=spread)
-        for seeds in range(2, MOST_SEEDS + 1)
-    }
     for cost in COSTS:
-        enough = [
-            seeds
-            for seeds, least in costs.items()
-            if least is not None and least <= cost
-        ]
-        if not enough:
-            yield SeedsFor(cost=cost, seeds=None, seconds=None)
-            continue
-        seconds = estimate(
-            _with_seeds(plan, enough[0]), progress, cores=cores
-        ).wall_seconds
-        yield SeedsFor(cost=cost, seeds=enough[0], seconds=seconds)
+        seeds = seeds_for(cost, arms, moderated=plan.is_moderated, spread=spread)
+        seconds = None
+        if seeds is not None:
+            seconds = estimate(
+                _with_seeds(plan, seeds), progress, cores=cores
+            ).wall_seconds
+        yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
 
 
 def _with_seeds(plan: Plan, seeds: int) -> Plan:

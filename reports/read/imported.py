@@ -294,6 +294,19 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
     }
 
 
+def schedule_hint(arms: Arms) -> list[str]:
+    """Say what to type if the learning rate was constant; nothing if a log tells its schedule."""
+    for run in itertools.chain(*arms.values()):
+        if any("schedule" in key for key in run.settings):
+            return []
+    return [
+        (
+            "No log tells the learning rate's schedule, so crossings are interpolated: intervals are about a quarter "
+            "wider. If the rate is constant from some token count on, add --constant-from TOKENS."
+        )
+    ]
+
+
 def _with_settings(
     run: ImportedRun, hardware: str | None, constant_from: int | None
 ) -> ImportedRun:

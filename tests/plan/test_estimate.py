@@ -156,7 +156,7 @@ def test_of_a_model_that_the_study_does_not_describe_only_finished_runs_tell_the
 @pytest.mark.parametrize("seeds", [1, 2, 3, 8, 30])
 @pytest.mark.parametrize("moderated", [True, False])
 def test_the_cost_found_is_that_of_the_noncentral_t(seeds, arms, moderated):
-    cost = cost_found(seeds, arms, moderated=moderated)
+    cost = cost_found(seeds, arms, moderated=moderated, spread=SPREAD)
     degrees = (
         seeds
         - 1
