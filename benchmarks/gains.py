@@ -1,10 +1,15 @@
-"""Gain of quantisers on Gaussian data: the slope of the quantised operand on the exact one, and its error.
+"""Gain of quantisers: the slope of the quantised operand on the exact one, and its error.
 
     python benchmarks/gains.py [--draws 64] [WORDS OF A NAME]
+    python benchmarks/gains.py table [--draws 4]
+    python benchmarks/gains.py sums
 
-1 is unbiased. First what 8 random bits lose, exactly; then each policy's gain overall in per cent with the
-standard error over blocks or Hadamard groups, and the lowest and the highest gain of a position in the block,
-each with the distance from the overall gain in standard errors.
+1 is unbiased. First what 8 random bits lose, exactly; then each policy's gain on Gaussian data overall in per
+cent with the standard error over blocks or Hadamard groups, and the lowest and the highest gain of a position
+in the block, each with the distance from the overall gain in standard errors.
+
+``table``: for each format and distribution of operands the gain less 1 and the relative error, both in per
+cent, of nearest and of stochastic rounding. ``sums``: the error of Hopper's sums.
 """
 
 from __future__ import annotations
@@ -16,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ablate.backends.modelled_sums import summed_by_hopper
 from ablate.backends.protocol import Draw
 from ablate.backends.select import load_backend
-from ablate.numerics import Key, OperandPolicy
+from ablate.backends.testing.inputs import KINDS, made_up
+from ablate.numerics import GemmPolicy, Key, OperandPolicy, round_operand
 from ablate.numerics.formats import E2M1, rounded
 from ablate.numerics.rotate import rotate
 from ablate.recipes import block_shape, group_size
@@ -68,6 +75,80 @@ def products(policy: OperandPolicy, draws: int) -> tuple[Tensor, Tensor]:
     return torch.cat(found[0]), torch.cat(found[1])
 
 
+TABLE = {
+    "mxfp4 floor": _MXFP4,
+    "mxfp4 even": replace(_MXFP4, scale="even"),
+    "mxfp4 rceil": replace(_MXFP4, scale="rceil"),
+    "nvfp4": _NVFP4,
+    "nvfp4 four_six": replace(_NVFP4, scale="four_six"),
+    "nvint4": OperandPolicy(format="nvint4"),
+    "if4": OperandPolicy(format="if4"),
+    "mxfp8": OperandPolicy(format="mxfp8"),
+    "fp4_e2m1": OperandPolicy(format="fp4_e2m1"),
+    "fp4_e3m0": OperandPolicy(format="fp4_e3m0"),
+    "fp8_e4m3": OperandPolicy(format="fp8_e4m3"),
+    "fp8_e5m2": OperandPolicy(format="fp8_e5m2"),
+}
+"""Each format, MXFP4 with the scale rules that recipes use. Stochastic rounding is without a prescale."""
+
+
+def gain_and_error(policy: OperandPolicy, kind: str, draws: int) -> tuple[float, float]:
+    """Return the gain less 1 of a policy on operands of a kind, and its relative error (root mean square)."""
+    backend = load_backend("emulated")
+    product = energy = squares = 0.0
+    for draw in range(draws):
+        key = Key(seed=draw, layer="gains", gemm="wgrad", operand="x", step=0)
+        x = made_up(kind, ROWS, COLUMNS, seed=draw)
+        operand = backend.quantize(x, Draw(policy=policy, key=key), axis=1)
+        quantised = operand.values.double() * float(operand.descale)
+        exact = x.double()
+        product += float((exact * quantised).sum())
+        energy += float((exact * exact).sum())
+        squares += float((quantised - exact).square().sum())
+    return product / energy - 1, (squares / energy) ** 0.5
+
+
+def print_table(draws: int) -> None:
+    """Print a row for each format: of each kind of operand what nearest and stochastic rounding do."""
+    print("| format | " + " | ".join(KINDS) + " |")
+    print("|---" * (1 + len(KINDS)) + "|")
+    for name, policy in TABLE.items():
+        cells = []
+        for kind in KINDS:
+            nearest = gain_and_error(policy, kind, draws)
+            drawn = gain_and_error(replace(policy, **_SR), kind, draws)
+            gains, errors = zip(nearest, drawn, strict=True)
+            cells.append(
+                "; ".join(
+                    (
+                        " / ".join(f"{100 * gain:+.2f}" for gain in gains),
+                        " / ".join(f"{100 * error:.1f}" for error in errors),
+                    )
+                )
+            )
+        print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
+
+
+def print_sums() -> None:
+    """Print the relative error of Hopper's sums of Gaussian operands, beside their rounding to bf16."""
+    policy = OperandPolicy(format="fp8_e4m3")
+    for depth in (512, 4096):
+        draw = torch.Generator().manual_seed(depth)
+        sides = []
+        for rows in (64, 256):
+            x = torch.randn(rows, depth, generator=draw)
+            sides.append(round_operand(x, policy, axis=1).values)
+        exact = sides[0].double() @ sides[1].double().t()
+        errors = {"rounding to bf16": exact.to(torch.bfloat16).double() - exact}
+        for model in ("hopper", "hopper_fast"):
+            gemm = GemmPolicy(left=policy, right=policy, accumulate=model)
+            errors[model] = summed_by_hopper(*sides, gemm).double() - exact
+        texts = [
+            f"{name} {float(e.norm() / exact.norm()):.3%}" for name, e in errors.items()
+        ]
+        print(f"K = {depth:,}: {', '.join(texts)}")
+
+
 def ratio(product: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ratio of the sums over the first dimension, and its standard error."""
     gain = product.sum(0) / energy.sum(0)
@@ -113,6 +194,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
+    if options.words == ["table"]:
+        print_table(options.draws)
+        return
+    if options.words == ["sums"]:
+        print_sums()
+        return
     for name, size, powers_of_two in (
         ("two-level", 16, False),
         ("mxfp4 rceil", 32, True),

@@ -108,14 +108,16 @@ def describe_place(rule: LayerRule) -> str:
 
 
 def describe(recipe: Recipe) -> str:
-    """Describe a whole recipe in one line: a single rule or phase in words, several by number."""
+    """Describe a whole recipe in one line: two rules or a phase in words, more by number."""
     parts = [describe_layer(recipe)]
     rules = recipe.rules
     phases = recipe.phases
-    if len(rules) == 1:
-        parts.append(f"{describe_place(rules[0])} {describe_layer(rules[0].recipe)}")
-    elif rules:
+    if len(rules) > 2:
         parts.append(f"{len(rules)} rules")
+    else:
+        parts += [
+            f"{describe_place(rule)} {describe_layer(rule.recipe)}" for rule in rules
+        ]
     if len(phases) == 1:
         parts.append(
             f"{describe_start(phases[0])} {describe_layer(phases[0].recipe, recipe) or 'the same'}"
