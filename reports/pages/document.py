@@ -13,7 +13,7 @@ format, study, description, baseline, loss_unit
 trained           what was trained, in one line
 target            {kind, value, val_loss, crossing}, null where imported logs are compared by final loss
 take              the arm that the verdict says to take, null without one and where several tie
-least_costly      {arm: {estimate, low, high, note}}: those that may need the fewest tokens, over the best other arm
+least_costly      {arm: {estimate, low, high}}: those that may need the fewest tokens, over the best other arm
 verdict, notices, warnings          lists of sentences
 findings[]        {arm, tone ("fewer" | "within" | "more" | "bound" | "diverged" | "open" | "none"), text}
 matrices[]        {format, gemms[] (of a row), stabilisers[] (of a column), arms[][] (name, null where there is none)}
