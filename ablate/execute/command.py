@@ -62,8 +62,8 @@ def train_by_command(
 ) -> tuple[Follower, dict[str, str]]:
     """Train a run by its command, in its folder; return how it ended, and the hashes of its files of rows.
 
-    Where its logs were read in another way before, all are read again; a command that has ended by itself is
-    then not started, but judged anew.
+    Where its logs were read in another way before, they are read again, and the command's end is judged anew;
+    nothing is started in this attempt.
 
     On several nodes this process follows the command on the first; ``start_on_node`` runs on the others.
 
@@ -79,16 +79,16 @@ def train_by_command(
     num_devices = max(1, gpus)
     _wait_for_lost_attempt(task, lease, command.grace_sec, watch, should_stop)
     resumed_differently = run.recorded().get("resumed_differently", [])
-    environment = read_otherwise(run, command)
-    if environment:
-        run.metrics_path.unlink(missing_ok=True)
-        run.attempt_log(attempt - 1).with_suffix(".read").unlink(missing_ok=True)
     values = run_values(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
         num_nodes=num_nodes, master_addr=_own_address(),
     )  # fmt: skip
-    exit_code = environment.get("exit_code")
-    if exit_code is None:
+    former = read_otherwise(run, command)
+    environment = former
+    if former:
+        run.metrics_path.unlink(missing_ok=True)
+        run.attempt_log(attempt - 1).with_suffix(".read").unlink(missing_ok=True)
+    else:
         environment = describe_command(
             command, task.git_commit, num_devices * num_nodes, gpus=gpus
         )
@@ -110,8 +110,8 @@ def train_by_command(
         follower = Follower(
             launch, logs, parse_rows(lines), watch.writing(writer), watch.progress
         )
-        if exit_code is not None:
-            follower.follow_again(exit_code)
+        if former:
+            follower.follow_again(former.get("exit_code"))
         else:
             write_record(run.environment_path, environment)
             with _other_nodes(task, launch) as nodes_fault:

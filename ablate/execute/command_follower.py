@@ -162,10 +162,11 @@ class Follower:
         self._read_to_end()
         self._judge(fault)
 
-    def follow_again(self, exit_code: int) -> None:
+    def follow_again(self, exit_code: int | None) -> None:
         """Read the logs of a command that ended with this code in an earlier attempt, and judge that end.
 
-        If more rows were expected, another attempt would only train them again.
+        None: it was ended; unless its rows are complete another attempt goes on. If more rows were expected of
+        one that ended with 0, another attempt would only train them again.
         """
         self.exit_code = exit_code
         self._is_started = True
@@ -174,6 +175,12 @@ class Follower:
             self._read_to_end()
         except UserError as error:
             self._end("failed", str(error))
+        if exit_code is None and self.state == "running":
+            self.transient = self.rows.missing() is not None
+            if self.transient:
+                self._end("interrupted", "its log was read in another way")
+            else:
+                self.exit_code = 0
         self._judge()
         if exit_code == 0 and self.state == "interrupted":
             self.state = "failed"

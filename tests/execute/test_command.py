@@ -616,6 +616,9 @@ def test_a_command_that_was_ended_because_of_a_pattern_goes_on(tmp_path, undistu
     run = run_of(tmp_path, wrong)
     assert executed_by_a_driver(run, wrong) == "failed"
     assert "its evaluations cannot be read" in run.status().message
+    run.create(asdict(config()))
+    assert executed(run, config()) == 0
+    assert (run.state(), run.metrics("eval")[0]["step"]) == ("interrupted", 10)
     assert executed_by_a_driver(run, config()) == "finished"
     assert outcome_of(run)[4] == timeless(undisturbed)
 
