@@ -52,28 +52,6 @@ def test_the_logs_own_count_goes_before_steps():
 
 
 @pytest.mark.parametrize(
-    ("last_training", "last_evaluation", "is_complete"),
-    [
-        (90, 100, True),
-        (100, 100, True),
-        (99, 99, True),
-        (90, 90, True),
-        (80, 80, False),
-        (60, 50, False),
-    ],
-)
-def test_a_run_is_complete_at_its_last_evaluation(
-    last_training, last_evaluation, is_complete
-):
-    steps = sorted({*range(10, last_training + 1, 10), last_training})
-    printed = [{"step": step, "loss": 3.0} for step in steps]
-    printed += [
-        {"step": step, "val_loss": 3 - step / 1000} for step in (50, last_evaluation)
-    ]
-    assert (read(*printed)[0].missing() is None) == is_complete
-
-
-@pytest.mark.parametrize(
     ("training", "evaluations", "missing", "note"),
     [
         # as nanoGPT: it evaluates before the step
