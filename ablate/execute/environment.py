@@ -75,8 +75,7 @@ def code_digest(*more: str) -> str:
 def code_of(trainer: str | Command | None) -> str:
     """Name the code that trains with this trainer now, as a run's record has it."""
     if isinstance(trainer, Command):
-        code = command_files.code_of(trainer.cwd, trainer.files)
-        return command_files.code_digest(code)
+        return command_files.code_digest(command_files.code_of(trainer))
     return code_digest()
 
 

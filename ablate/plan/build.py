@@ -17,6 +17,7 @@ import math
 import shlex
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -187,10 +188,9 @@ class _ArmPlanner:
             if arm.code != self._baseline.code or "code" in self._study.waive:
                 continue
             if names := self._own_code.changed_code(arm):
-                others = f" and {len(names) - 5} more" * (len(names) > 5)
                 yield self._study.problem(
                     self._study.where(arm, "code"),
-                    f"arm '{arm.name}' runs other code than the baseline: {', '.join(names[:5])}{others}",
+                    f"arm '{arm.name}' runs other code than the baseline: {shorten(', '.join(names), 200)}",
                     "its runs would not be compared: give all arms the same; or write code: DIR in the arm, in "
                     "place of trainer.cwd, if this is what it tests; or waive: [code]",
                 )

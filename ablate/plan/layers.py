@@ -102,7 +102,7 @@ class OwnCode:
             with self._at(arm, "trainer"):
                 digests.append(command_files.digest_of(arm.trainer))
                 if arm.code != self._baseline.code and self.changed_code(arm):
-                    code = self._code_of(arm.trainer.cwd, tuple(arm.trainer.files))
+                    code = self._code_of(arm.trainer)
                     digests.append(command_files.code_digest(code))
         elif arm.trainer is not None:
             with self._at(arm, "trainer"):
@@ -117,10 +117,9 @@ class OwnCode:
         baseline = self._baseline.trainer
         if not (isinstance(trainer, Command) and isinstance(baseline, Command)):
             return []
-        code = self._code_of(trainer.cwd, tuple(trainer.files))
-        baseline_code = self._code_of(baseline.cwd, tuple(baseline.files))
-        names = {name for name, _ in code.items() ^ baseline_code.items()}
-        return sorted({*names, *command_files.changed_words(trainer, baseline)})
+        hashes = self._code_of(trainer).items() ^ self._code_of(baseline).items()
+        words = command_files.changed_words(trainer, baseline)
+        return sorted({*dict(hashes), *words})
 
     def _refuse(
         self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]

@@ -11,7 +11,6 @@ How it fails: ``UserError`` for a name that matches nothing, and for a file that
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import subprocess
@@ -39,34 +38,28 @@ def result_files(command: Command) -> list[Path]:
     Raises:
         UserError: a name in ``files`` matches nothing.
     """
-    files = dict.fromkeys([*_word_files(command), *_listed(command.cwd, command.files)])
-    return list(files)
+    return [*dict.fromkeys([*_word_files(command), *_listed(command)])]
 
 
 def digest_of(command: Command) -> str:
     """Hash the names and contents of ``result_files``."""
-    digest = hashlib.sha256()
-    for path in result_files(command):
-        content = _content(path)
-        name = _name(path, command.cwd)
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
+    return code_digest(_hashes(command, result_files(command)))
 
 
-def code_of(cwd: str, files: Iterable[str]) -> dict[str, str]:
+def code_of(command: Command) -> dict[str, str]:
     """Map the name of each source in ``cwd``, and of each of ``files``, to the hash of its content."""
-    return _hashes([*_sources(Path(cwd)), *_listed(cwd, files)], cwd)
+    return _hashes(command, [*_sources(Path(command.cwd)), *_listed(command)])
 
 
-def code_digest(code: Mapping[str, str]) -> str:
-    """Hash what ``code_of`` returned: 12 digits in hex."""
-    return hash_of(json.dumps(code, sort_keys=True).encode())[:12]
+def code_digest(hashes: Mapping[str, str]) -> str:
+    """Hash names and hashes of contents: 12 digits in hex."""
+    return hash_of(json.dumps(hashes, sort_keys=True).encode())[:12]
 
 
 def changed_words(command: Command, other: Command) -> list[str]:
     """List the files that the words of both commands name, and whose contents differ."""
-    hashes = _hashes(_word_files(command), command.cwd)
-    others = _hashes(_word_files(other), other.cwd)
+    hashes = _hashes(command, _word_files(command))
+    others = _hashes(other, _word_files(other))
     return [name for name in hashes.keys() & others if hashes[name] != others[name]]
 
 
@@ -78,17 +71,15 @@ def _word_files(command: Command) -> Iterator[Path]:
                 yield path
 
 
-def _listed(cwd: str, patterns: Iterable[str]) -> Iterator[Path]:
-    for pattern in patterns:
-        matches = [
-            path for path in files_of(str(Path(cwd) / pattern)) if path.is_file()
-        ]
-        if not matches:
+def _listed(command: Command) -> Iterator[Path]:
+    for pattern in command.files:
+        files = [*filter(Path.is_file, files_of(str(Path(command.cwd, pattern))))]
+        if not files:
             raise UserError(
-                f"trainer.files: no file '{pattern}' in {cwd}",
+                f"trainer.files: no file '{pattern}' in {command.cwd}",
                 hint="paths start at cwd",
             )
-        yield from matches
+        yield from files
 
 
 def _sources(folder: Path) -> Iterator[Path]:
@@ -100,25 +91,25 @@ def _sources(folder: Path) -> Iterator[Path]:
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=folder, capture_output=True, text=True, check=False,
         ).stdout  # fmt: skip
-    paths = (
-        [folder / name for name in names.split("\0")] if names else folder.rglob("*")
-    )
+    paths: Iterable[Path] = folder.rglob("*")
+    if names:
+        paths = map(folder.joinpath, names.split("\0"))
     for path in paths:
-        is_counted = not _NOT_COUNTED.search(_name(path, folder))
-        if _SOURCE.search(path.name) and is_counted and path.is_file():
+        if (
+            _SOURCE.search(path.name)
+            and not _NOT_COUNTED.search(str(path.relative_to(folder)))
+            and path.is_file()
+        ):
             yield path
 
 
-def _hashes(paths: Iterable[Path], cwd: str) -> dict[str, str]:
-    return {_name(path, cwd): hash_of(_content(path)) for path in paths}
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read: {error.strerror}", file=path) from None
-
-
-def _name(path: Path, cwd: str | Path) -> str:
-    return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
+def _hashes(command: Command, paths: Iterable[Path]) -> dict[str, str]:
+    hashes = {}
+    for path in paths:
+        is_inside = path.is_relative_to(command.cwd)
+        name = str(path.relative_to(command.cwd) if is_inside else path)
+        try:
+            hashes[name] = hash_of(path.read_bytes())
+        except OSError as error:
+            raise UserError(f"cannot read: {error.strerror}", file=path) from None
+    return hashes

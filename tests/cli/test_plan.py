@@ -120,16 +120,6 @@ def test_arms_that_no_line_of_the_log_proves_are_named(here):
     assert "that low precision ran" not in shown
 
 
-def test_an_edited_script_makes_other_runs(here):
-    (here / "c.yaml").write_text(COMMAND)
-    ids = set()
-    for text in ("a = 1", "a = 2"):
-        (here / "train.py").write_text(text)
-        arms = json.loads(ablate("plan", "c.yaml", "--json", cwd=here).out)["arms"]
-        ids |= {run["id"] for arm in arms for run in arm["runs"]}
-    assert len(ids) == 4
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(cli, [verb, "--help"], catch_exceptions=False).output

@@ -28,7 +28,7 @@ from ablate.recipes.policy import GEMMS
 from ablate.recipes.short import read_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ablate.recipes.policy import (
         LayerRecipe,
@@ -93,9 +93,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     factory = table.get("factory")
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
-        is_its_own = not (differences or recipe.phases)
-        notes = entry.get("notes", []) if is_its_own else []
-        return _flags(factory, factory["args"], table, notes)
+        return _flags(factory, factory["args"], table)
     lacking = _lacking(recipe, table, steps)
     if differences and factory is not None:
         try:
@@ -208,12 +206,7 @@ def _more_args(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list
     return words
 
 
-def _flags(
-    entry: dict[str, Any],
-    args: list[str],
-    table: dict[str, Any],
-    notes: Iterable[str] = (),
-) -> Flags:
+def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Flags:
     return Flags(
         args=tuple(args),
         env=entry.get("env", {}),
@@ -221,7 +214,7 @@ def _flags(
         refuse=tuple(entry.get("refuse", ())),
         needs=entry.get("needs", {}),
         reads_recipe=entry is table.get("factory"),
-        notes=(*entry.get("notes", ()), *notes),
+        notes=tuple(entry.get("notes", ())),
         read_in=entry.get("read_in", table["read_in"]),
     )
 
