@@ -142,7 +142,7 @@ def print_sums() -> None:
         errors = {"rounding to bf16": exact.to(torch.bfloat16).double() - exact}
         for model in ("hopper", "hopper_fast"):
             gemm = GemmPolicy(left=policy, right=policy, accumulate=model)
-            errors[model] = summed_by_hopper(*sides, gemm).double() - exact
+            errors[model] = summed_by_hopper(sides[0], sides[1], gemm).double() - exact
         texts = [
             f"{name} {float(e.norm() / exact.norm()):.3%}" for name, e in errors.items()
         ]
