@@ -462,6 +462,49 @@ def by_estimator(
     return np.array(found)
 
 
+def decayed_loss(tokens: np.ndarray, cost: float, begins: float) -> np.ndarray:
+    """Return losses of a run whose rate falls from ``begins`` on, which takes 0.35 nats in 0.4 of T."""
+    done = np.clip((tokens - begins) / (0.4 * TOKENS_TO_TARGET), 0, 1)
+    steady = 1.5 + 4.0 * (1 + tokens / (1 + cost) / 20_000) ** -0.45
+    return steady - 0.35 * (1 - (1 - done) ** 2)
+
+
+def by_decay(
+    share: float, cost: float, n: int, repeats: int, *, is_known: bool = True
+) -> tuple[float, float, float]:
+    """Return coverage, width and the share of bounds if the decay begins at ``share`` of T without it.
+
+    ``is_known``: whether the report knows where it begins.
+    """
+    rng = np.random.default_rng(0)
+    begins = share * TOKENS_TO_TARGET
+    spans = [(0, begins)] if is_known else []
+    fine = np.linspace(0.5, 1.6, 200_000) * TOKENS_TO_TARGET
+    true_tokens = [
+        fine[np.argmax(decayed_loss(fine, side_cost, begins) <= TARGET)]
+        for side_cost in (cost, 0.0)
+    ]
+    truth = true_tokens[0] / true_tokens[1] - 1
+    held = []
+    widths = []
+    bounds = 0
+    for _ in range(repeats):
+        sides: tuple[list[Outcome], list[Outcome]] = ([], [])
+        for side, side_cost in zip(sides, (cost, 0.0), strict=True):
+            for number in range(n):
+                tokens = np.arange(EVERY * rng.uniform(0.5, 1.5), 1.6 * TOKENS_TO_TARGET, EVERY)  # fmt: skip
+                loss = decayed_loss(tokens, side_cost, begins)
+                loss += rng.normal(0, EVAL_NOISE, len(tokens))
+                run = outcome(seed=number, state="finished", tokens=tokens, loss=loss, target=TARGET, rule="confirmed",
+                              budget_tokens=float(tokens[-1]), fit=LocalFit(tokens, loss, spans))  # fmt: skip
+                side.append(run)
+        found = token_cost(*sides)
+        held.append(found.low <= truth <= found.high)
+        widths.append(found.high - found.low)
+        bounds += found.kind == "bound"
+    return float(np.mean(held)), float(np.mean(widths)), bounds / repeats
+
+
 def by_naive_looks(cost: float, n: int, repeats: int, *, seed: int = 0) -> Tally:
     """Judge a plain 95 % interval after each seed from the second, stopped at the first sign of a cost."""
     found = []
@@ -595,6 +638,8 @@ def main(repeats: int) -> None:
         say(by_loop, 20, repeats // 2, in_loop=in_loop)
     for n in (2, 3, 5, 8):
         say(by_effects, n, repeats // 2)
+    for share, is_known in product((0.85, 0.9, 0.95, 1.0, 1.05), (True, False)):
+        say(by_decay, share, 0.08, 5, repeats // 4, is_known=is_known)
     for more in ({}, {"every": 0.02}, {"every": 0.25}, {"kink": 1.2}):
         found = by_estimator(repeats // 2, **more)
         print(

@@ -216,7 +216,10 @@ def _why_inexact(runs: Sequence[Outcome]) -> str:
         "ended before the target": sum(run.end == "censored" for run in runs),
         "diverged": sum(run.end == "diverged" for run in runs),
         "reached the target by the first evaluation": sum(
-            run.end == "hit" and not run.exact for run in runs
+            run.end == "hit" and not run.exact and not run.at_change for run in runs
+        ),
+        "reached it between two evaluations while schedule or recipe changed": sum(
+            run.at_change for run in runs
         ),
     }
     reasons = " and ".join(

@@ -63,7 +63,7 @@ class RunResult(Curve):
     @property
     def left_bound(self) -> bool:
         """Whether the run reached the target at or before its first evaluation."""
-        return self.end == "hit" and not self.exact
+        return self.end == "hit" and not self.exact and not self.at_change
 
     @property
     def last_loss(self) -> float | None:

@@ -13,6 +13,9 @@ each place a straight line with the weights (1 − |Δx / h|³)³, h = 0.3 or wi
 two passes with bisquare weights at 6 times the median residual, so that an evaluation that went wrong hardly
 counts. A line cannot follow a kink. So a fit uses the evaluations of one span, in which nothing of the
 training changes (``schedule.steady_spans``), and only if the span extends by h on both sides of the crossing.
+
+Where the rate begins to fall, or the recipe changes, between the two evaluations around a crossing, no straight
+line leads from one to the other: the crossing is then known to lie between them, and no better.
 """
 
 from __future__ import annotations
@@ -46,10 +49,11 @@ _STEPS = 50
 class Outcome:
     """How one run ended, and the range of its tokens to target.
 
-    ``low == high`` means a known value. A censored or diverged run never reached the target: ``high`` is
-    infinity, ``low`` its last evaluation if censored, its budget if diverged. ``ended``: a finished run where
-    there is no target. ``missing`` means no result. ``unused`` describes a run of an arm that was stopped
-    earlier, whatever the run's result; compared outcomes never have it.
+    ``low == high`` means a known value. Of a hit ``low`` is 0 if it came by the first evaluation, and the
+    evaluation before if training changed between the two around it. A censored or diverged run never reached
+    the target: ``high`` is infinity, ``low`` its last evaluation if censored, its budget if diverged.
+    ``ended``: a finished run where there is no target. ``missing`` means no result. ``unused`` describes a run
+    of an arm that was stopped earlier, whatever the run's result; compared outcomes never have it.
     ``lost``: a missing run that gets no result unless somebody asks for it again.
     ``interpolated`` and ``fitted``: the crossing of a hit, in tokens, by either way; the fit's is the value
     if there is one.
@@ -67,6 +71,11 @@ class Outcome:
     def exact(self) -> bool:
         """Whether the tokens to target are known exactly."""
         return self.end == "hit" and 0 < self.low == self.high
+
+    @property
+    def at_change(self) -> bool:
+        """Whether the schedule or the recipe changed between the evaluations around the crossing."""
+        return self.end == "hit" and 0 < self.low < self.high
 
     def after(self, tokens: float) -> Outcome:
         """Count the tokens from ``tokens`` on; ``low`` and ``high`` of an earlier crossing become 0."""
@@ -182,6 +191,9 @@ def outcomes(
             hit = replace(hit, interpolated=high)
             if math.isfinite(value):
                 hit = replace(hit, low=value, high=value, fitted=value)
+            elif rule == "confirmed" and fit is not None:
+                low, high = fit.around_a_change(high)
+                hit = replace(hit, low=low, high=high)
         ends.append(hit)
     return ends
 
@@ -196,6 +208,14 @@ class LocalFit:
         self._loss = np.asarray(loss, dtype=float)
         self._spans = list(spans)
         self._curves: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def around_a_change(self, place: float) -> tuple[float, float]:
+        """Return the evaluations around a crossing if a span ends between them, else the place twice."""
+        before = float(np.max(self._tokens[self._tokens < place], initial=0.0))
+        after = float(np.min(self._tokens[self._tokens >= place], initial=math.inf))
+        if any(before < end < after for _, end in self._spans):
+            return before, after
+        return place, place
 
     def crossings(self, near: ArrayLike, targets: ArrayLike) -> np.ndarray:
         """Return the tokens at which the fit crosses each target close to ``near``; NaN where it does not."""

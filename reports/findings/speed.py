@@ -379,7 +379,7 @@ def _log_pace(run: RunResult) -> float | None:
     """Return −log seconds to target."""
     log_speed = _log_speed(run)
     tokens = run.tokens_to_target
-    if log_speed is None or tokens is None or run.left_bound:
+    if log_speed is None or tokens is None or not run.exact:
         return None
     return log_speed - math.log(tokens)
 

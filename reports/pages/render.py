@@ -120,7 +120,7 @@ def definitions(analysis: Analysis) -> list[tuple[str, str]]:
     """Define the terms of a report as (term, meaning in this study)."""
     hits = []
     for arm in analysis.every_arm:
-        hits += [run for run in arm.runs if run.end == "hit" and not run.left_bound]
+        hits += [run for run in arm.runs if run.exact]
     timed = analysis.throughput
     text = (
         _environment(autoescape=False)

@@ -204,6 +204,12 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
                 late.append(
                     f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}"
                 )
+    changed = [arm.name for arm in analysis.arms if any(r.at_change for r in arm.runs)]
+    if changed:
+        yield (
+            f"Schedule or recipe changed between the two evaluations around a crossing ({', '.join(changed)}): "
+            "the cost is a bound. Evaluate more often, or take a target that is reached before."
+        )
     if early:
         yield (f"The target is already reached {where} ({', '.join(early)}): {remedy}.")
     if late:

@@ -333,8 +333,8 @@ def run_table(analysis: Analysis) -> Table:
     else:
         caption += (
             " End: hit, censored (budget ended before the target), diverged, missing (no result), or unused "
-            "(its arm was stopped early). To target: ≤ : at the target by its first evaluation; of an "
-            "arm that forks from the fork on."
+            "(its arm was stopped early). To target: ≤ : by its first evaluation, or between two around a "
+            "change of schedule or recipe; of an arm that forks from the fork on."
         )
     runs = [run for arm in analysis.every_arm for run in arm.runs]
     return make_table("runs", "Every run", caption, columns, runs)
@@ -342,7 +342,7 @@ def run_table(analysis: Analysis) -> Table:
 
 def _run_to_target(run: RunResult) -> str:
     text = tokens(run.tokens_to_target)
-    return f"≤ {text}" if run.left_bound else text
+    return text if run.exact or run.end != "hit" else f"≤ {text}"
 
 
 def evaluation_table(analysis: Analysis) -> Table:

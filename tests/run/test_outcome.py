@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.run.outcome import find_crossing, outcome
+from ablate.run.outcome import LocalFit, find_crossing, outcome
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,27 @@ def test_ends(state, loss, end, low):
         budget_tokens=900,
     )
     assert (run.end, run.low, run.high) == (end, low, low if end == "hit" else math.inf)
+
+
+@pytest.mark.parametrize(
+    ("decay_begins", "expected"),
+    [(250, (200, 300)), (200, None), (300, None), (350, None), (math.inf, None)],
+)
+def test_a_crossing_around_a_change_is_known_to_lie_between_its_evaluations(
+    decay_begins, expected
+):
+    tokens = [100, 200, 300, 400]
+    loss = [4.0, 3.0, 2.0, 1.0]
+    end = outcome(
+        seed=0,
+        state="finished",
+        tokens=tokens,
+        loss=loss,
+        target=2.5,
+        rule="confirmed",
+        budget_tokens=400,
+        fit=LocalFit(tokens, loss, [(0, decay_begins)]),
+    )
+    assert (end.low, end.high) == pytest.approx(expected or (60_000**0.5,) * 2)
+    assert end.at_change is (expected is not None)
+    assert end.exact is (expected is None)
