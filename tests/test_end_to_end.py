@@ -269,7 +269,7 @@ def test_mlflow_holds_every_curve_over_tokens_once(life):
     experiment = client.get_experiment_by_name("small")
     runs = client.search_runs([experiment.experiment_id], "tags.`ablate.arm` != ''")
     assert {run.info.run_name for run in runs} == {
-        f"{arm} seed {seed}" for arm in ARMS for seed in (0, 1)
+        f"s{seed} {arm}" for arm in ARMS for seed in (0, 1)
     }
     values = []
     for run in runs:

@@ -486,10 +486,10 @@ def _seeds_texts(plan: Plan) -> list[str]:
             cost = cost_found(
                 count, num_others, moderated=plan.is_moderated, spread=spread
             )
-            if cost is not None:
+            if cost is not None and round(cost, 2) != _COST:
                 costs.append(f"{count} find a cost of {cost:.0%}")
         seeds = seeds_for(_COST, num_others, moderated=plan.is_moderated, spread=spread)
-        costs.append(f"{seeds or 'over 30'} one of {_COST:.0%}")
+        costs.append(f"{seeds or 'over 30'} find one of {_COST:.0%}")
         estimator = "local fits" if spread == SPREAD else "interpolation"
         texts.append(
             f"{', '.join(costs)} in 4 of 5 comparisons (where pairs of runs spread by {spread:.1%}, as FP4 "
