@@ -208,18 +208,20 @@ def by_arms(
     *,
     paired: bool = True,
     moderated: bool = True,
+    few: int | None = None,
     seed: int = 0,
     **runs: Any,
 ) -> tuple[float, float, float, float]:
     """Judge the intervals of log T of several arms.
 
-    Returns the share that holds the truth, the mean width, the share of arm 0's alone, and the cost that so
-    many seeds find in four of five comparisons.
+    ``few``: arm 0 has so many of the ``n`` runs. Returns the share that holds the truth, the mean width, the
+    share of arm 0's alone, and the cost that so many seeds find in four of five comparisons.
     """
     rng = np.random.default_rng(seed)
     ends = []
     for _ in range(repeats):
         own, base = own_runs(rng, n, paired=paired, **runs)
+        own[0] = own[0][:few]
         sides = {
             arm: (list(enumerate(values)), list(enumerate(base)))
             for arm, values in enumerate(own)
@@ -623,6 +625,8 @@ def main(repeats: int) -> None:
         )
     for runs, n, moderated in product(OF_OWN_RUNS, (2, 3, 4, 5, 8), (True, False)):
         say(by_arms, n, repeats, moderated=moderated, **runs)
+    for few, odd, arms in product((2, 3, 5), (1.0, 2.0, 3.0), (1, 7)):
+        say(by_arms, 10, repeats, few=few, odd=odd, arms=arms, paired=False)
     say_claims(repeats)
     for more, cost in product(
         ({}, {"moderated": False}, {"arms": 1}), (0.0, 0.08, 0.15, 0.30)
