@@ -639,7 +639,8 @@ def main(repeats: int) -> None:
     for cost in (0.0, -0.05):
         say(by_try, cost, 1000, paired=False)
     for in_loop in (False, True):
-        say(by_loop, 20, repeats // 2, in_loop=in_loop)
+        share = by_loop(20, repeats // 2, in_loop=in_loop)
+        print("by_loop: share with a try that is kept, of loops of 20", in_loop, share)
     for n in (2, 3, 5, 8):
         say(by_effects, n, repeats // 2)
     for share, is_known in product((0.85, 0.9, 0.95, 1.0, 1.05), (True, False)):
