@@ -12,6 +12,7 @@ from typing import Any
 from ablate.study.schema import json_schema
 
 TABLE = re.compile(r"(<!-- keys: (.*) -->\n)(?:\n(?:\|.*\n)+)?")
+LONG_LIST = 4
 JSON_TYPES = {
     "string": "text",
     "integer": "a whole number",
@@ -23,22 +24,33 @@ JSON_TYPES = {
 
 def with_tables(page: str) -> str:
     """Return a page with each of its tables as the schema has it now."""
-    return TABLE.sub(lambda mark: f"{mark[1]}\n{keys(*mark[2].split())}\n", page)
+    first_keys: dict[str, str] = {}
+    return TABLE.sub(
+        lambda mark: f"{mark[1]}\n{keys(mark[2].split(), first_keys)}\n", page
+    )
 
 
-def keys(*sections: str) -> str:
-    """Return the table of the keys of sections: ``SECTION`` or ``SECTION:key,key`` of the JSON Schema."""
+def keys(sections: list[str], first_keys: dict[str, str]) -> str:
+    """Return the table of the keys of sections: ``SECTION`` or ``SECTION:key,key`` of the JSON Schema.
+
+    ``first_keys``: long lists of values, and the key of this page that has each first. Later keys name that one.
+    """
     schema = json_schema()
     rows = ["| key | meaning | values | default |", "|---|---|---|---|"]
     for section in sections:
         name, _, chosen = section.partition(":")
-        rows += [
-            f"| `{key}` | {_meaning(field)} | {_values(field)} | {_default(field)} |"
-            for key, field in (schema["$defs"] | {"StudyFile": schema})[name][
-                "properties"
-            ].items()
-            if not chosen or key in chosen.split(",")
-        ]
+        fields = (schema["$defs"] | {"StudyFile": schema})[name]["properties"]
+        for key, field in fields.items():
+            if chosen and key not in chosen.split(","):
+                continue
+            values = _values(field)
+            for listed, first_key in first_keys.items():
+                place = "above" if first_key == key else f"`{first_key}`"
+                values = values.replace(listed, f"as {place}")
+            if values.count(",") >= LONG_LIST:
+                first_keys.setdefault(values.partition(" or ")[0], key)
+            row = (f"`{key}`", _meaning(field), values, _default(field))
+            rows.append(f"| {' | '.join(row)} |")
     return "\n".join(rows)
 
 
