@@ -22,6 +22,7 @@ traceback       any error but a line for the user
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -46,7 +47,7 @@ from ablate.reports.words.verdict import write_verdict
 from ablate.store import END_STATES, StudyStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STUDY = """\
 name: damaged
@@ -103,9 +104,13 @@ def report_of(store: StudyStore) -> dict[str, Any]:
     frames = load_frames(store)
     analysis = analyse(frames)
     diagnosed, damaged = diagnose_study(store, analysis)
-    notices, verdict = tuple(caveats.notices(analysis)), write_verdict(analysis)
-    warnings = caveats.warnings(analysis, (*frames.faults, *damaged))
-    document = report_document(analysis, verdict, notices, warnings, diagnosed)
+    document = report_document(
+        analysis,
+        write_verdict(analysis),
+        tuple(caveats.notices(analysis)),
+        caveats.warnings(analysis, (*frames.faults, *damaged)),
+        diagnosed,
+    )
     return json.loads(json.dumps(document, allow_nan=False))  # type: ignore[no-any-return]
 
 
@@ -115,17 +120,14 @@ def damaged(content: bytes, kind: str, draw: random.Random) -> bytes | None:
         return None if kind == "remove" else b""
     if kind == "cut":
         return content[: draw.randrange(len(content))]
-    digits = (
-        [i for i, byte in enumerate(content) if 48 <= byte < 58]
-        if kind == "digit"
-        else []
-    )
-    position = draw.choice(digits) if digits else draw.randrange(len(content))
-    new = content[position] ^ 1 << draw.randrange(8)
-    if digits:
-        new = draw.choice(
-            [digit for digit in b"0123456789" if digit != content[position]]
-        )
+    digits = [i for i, byte in enumerate(content) if byte in b"0123456789"]
+    if kind == "digit" and digits:
+        position = draw.choice(digits)
+        others = b"0123456789".replace(content[position : position + 1], b"")
+        new = draw.choice(others)
+    else:
+        position = draw.randrange(len(content))
+        new = content[position] ^ 1 << draw.randrange(8)
     return content[:position] + bytes([new]) + content[position + 1 :]
 
 
@@ -148,11 +150,8 @@ def end_of(
         report = read()
     except (UserError, FileNotFoundError) as error:
         # the second: there is no plan, and so no study
-        return (
-            "refused"
-            if str(path.name) in str(error) and "\n" not in str(error)
-            else "traceback"
-        )
+        one_line = path.name in str(error) and "\n" not in str(error)
+        return "refused" if one_line else "traceback"
     except Exception as error:
         print(path, repr(error), file=sys.stderr)
         return "traceback"
@@ -181,6 +180,61 @@ def end_of_tokens(folder: Path) -> str:
     return "silent"
 
 
+def damage_store(store: StudyStore, damages: int, draw: random.Random) -> Counter[str]:
+    """Damage each file of a store in turn, and count how that ended."""
+    whole = report_of(store)
+    files = []
+    for path in sorted(store.path.rglob("*")):
+        derived = path.relative_to(store.path).parts[0] in ("report", "mirror")
+        if derived or path.suffix == ".log":
+            continue
+        if path.is_file() and path.stat().st_size:
+            files.append(path)
+    ends: Counter[str] = Counter()
+    for turn in range(damages):
+        path = files[turn % len(files)]
+        kind = KINDS[turn // len(files) % len(KINDS)]
+        if (path, kind) == (store.throughput_path, "remove"):
+            continue
+        with damage(path, kind, draw):
+            end = end_of(lambda: report_of(store), whole, path, store)
+        ends[end] += 1
+        if end in ("silent", "traceback", "progress"):
+            place = path.relative_to(store.path)
+            print(end, kind, place, file=sys.stderr, flush=True)
+    assert report_of(store) == whole, "the store was not put back as it was"
+    return ends
+
+
+def damage_tokens(tokens: Path, damages: int, draw: random.Random) -> Counter[str]:
+    """Damage each file of a token cache in turn, and count how that ended."""
+    load(tokens)
+    files = sorted(tokens.iterdir())
+    ends: Counter[str] = Counter()
+    for turn in range(max(len(KINDS) * len(files), damages)):
+        kind = KINDS[turn // len(files) % len(KINDS)]
+        with damage(files[turn % len(files)], kind, draw):
+            ends[end_of_tokens(tokens)] += 1
+    return ends
+
+
+@contextlib.contextmanager
+def damage(path: Path, kind: str, draw: random.Random) -> Iterator[None]:
+    """Damage a file, and put its content and times back afterwards."""
+    content = path.read_bytes()
+    times = path.stat()
+    remains = damaged(content, kind, draw)
+    try:
+        if remains is None:
+            path.unlink()
+        else:
+            path.write_bytes(remains)
+        yield
+    finally:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--damages", type=int, default=5000)
@@ -190,68 +244,21 @@ def main() -> None:
         help="Use the studies of this folder, made by an earlier call.",
     )
     arguments = parser.parse_args()
-    draw, started = random.Random(0), time.perf_counter()
+    draw = random.Random(0)
+    started = time.perf_counter()
+    ends: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.keep or Path(name)
         folder.mkdir(exist_ok=True)
-        outcomes: dict[str, Counter[str]] = {}
-        for study, half in (("finished", False), ("half-done", True)):
-            there = StudyStore(folder / study / "runs" / "damaged")
-            store = (
-                there
-                if there.plan_path.exists()
-                else run_study(folder / study, half=half)
-            )
-            whole = report_of(store)
-            files = sorted(
-                path for path in store.path.rglob("*")
-                if path.is_file() and path.stat().st_size and path.suffix != ".log"
-                and path.relative_to(store.path).parts[0] not in ("report", "mirror")
-            )  # fmt: skip
-            ends = outcomes[study] = Counter()
-            for turn in range(arguments.damages // 2):
-                path, kind = (
-                    files[turn % len(files)],
-                    KINDS[turn // len(files) % len(KINDS)],
-                )
-                if (path, kind) == (store.throughput_path, "remove"):
-                    continue
-                content, times = path.read_bytes(), path.stat()
-                left = damaged(content, kind, draw)
-                try:
-                    path.unlink() if left is None else path.write_bytes(left)
-                    end = end_of(lambda: report_of(store), whole, path, store)  # noqa: B023
-                finally:
-                    path.write_bytes(content)
-                    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-                ends[end] += 1
-                if end in ("silent", "traceback", "progress"):
-                    print(
-                        end,
-                        kind,
-                        path.relative_to(store.path),
-                        file=sys.stderr,
-                        flush=True,
-                    )
-            assert report_of(store) == whole, "the store was not put back as it was"
-        (tokens,) = (
-            path.parent
-            for path in (folder / "finished" / "runs" / "tokens").glob("*/meta.json")
-        )
-        load(tokens)
-        ends = outcomes["tokens"] = Counter()
-        for turn in range(max(len(KINDS) * 3, arguments.damages // 20)):
-            path, kind = (
-                sorted(tokens.iterdir())[turn % 3],
-                KINDS[turn // 3 % len(KINDS)],
-            )
-            content = path.read_bytes()
-            left = damaged(content, kind, draw)
-            path.unlink() if left is None else path.write_bytes(left)
-            ends[end_of_tokens(tokens)] += 1
-            path.write_bytes(content)
-        ends = {study: dict(ends) for study, ends in outcomes.items()}
-        print(json.dumps({**ends, "seconds": round(time.perf_counter() - started)}))
+        for study in ("finished", "half-done"):
+            store = StudyStore(folder / study / "runs" / "damaged")
+            if not store.plan_path.exists():
+                store = run_study(folder / study, half=study == "half-done")
+            ends[study] = damage_store(store, arguments.damages // 2, draw)
+        (meta,) = (folder / "finished" / "runs" / "tokens").glob("*/meta.json")
+        ends["tokens"] = damage_tokens(meta.parent, arguments.damages // 20, draw)
+    seconds = round(time.perf_counter() - started)
+    print(json.dumps(ends | {"seconds": seconds}))
 
 
 if __name__ == "__main__":

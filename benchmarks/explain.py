@@ -17,6 +17,7 @@ of recipes. It is a description of these arms, with their errors measured along 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,42 +50,43 @@ def main() -> None:
     parser.add_argument("studies", nargs="+")
     parser.add_argument("--storage", type=Path, required=True)
     options = parser.parse_args()
-    points: dict[str, Point] = {}
+    points_by_run: dict[str, Point] = {}
     for study in options.studies:
-        points |= read(StudyStore(options.storage / study))
-    names = [point.name for point in points.values()]
-    cost = np.array([point.cost for point in points.values()])
-    fixed = np.array([point.fixed for point in points.values()])
-    drawn = np.array([point.drawn for point in points.values()])
-    energies = np.hstack([fixed, drawn])
+        points_by_run |= read(StudyStore(options.storage / study))
+    points = sorted(points_by_run.values(), key=lambda point: point.cost)
+    cost = np.array([point.cost for point in points])
+    energies = np.array([(*point.fixed, *point.drawn) for point in points])
     costs, _ = nnls(energies, cost)
     predicted = energies @ costs
-    rng = np.random.default_rng(0)
-    samples = [
-        nnls(energies[index], cost[index])[0]
-        for index in rng.integers(0, len(cost), (DRAWS, len(cost)))
-    ]
-    share = 1 - float(
-        np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2)
-    )
+    unexplained = np.sum((cost - predicted) ** 2) / np.sum((cost - cost.mean()) ** 2)
     print(
-        f"{len(cost)} arms; share of the variance of log(1 + token cost) explained: {share:.0%}"
+        f"{len(points)} arms; share of the variance of log(1 + token cost) explained: {1 - unexplained:.0%}"
     )
     print("\ntoken cost of an error of 10 % of the output's norm\n")
-    for place, (part, gemm) in enumerate(
-        (part, gemm) for part in ("fixed", "drawn") for gemm in GEMMS
-    ):
-        # Its energy is 0.01.
-        each = [math.expm1(0.01 * sample[place]) for sample in samples]
-        low, high = np.percentile(each, [2.5, 97.5])
-        print(
-            f"{part} in {gemm}: {math.expm1(0.01 * costs[place]):6.1%} [{low:.1%}, {high:.1%}]"
+    lows, highs = bootstrap(energies, cost)
+    kinds = itertools.product(("fixed", "drawn"), GEMMS)
+    for (part, gemm), middle, low, high in zip(kinds, costs, lows, highs, strict=True):
+        # The energy of such an error is 0.01.
+        shown, low_shown, high_shown = np.expm1(
+            [0.01 * middle, 0.01 * low, 0.01 * high]
         )
+        print(f"{part} in {gemm}: {shown:6.1%} [{low_shown:.1%}, {high_shown:.1%}]")
     print(f"\n{'arm':32} {'token cost':>10} {'predicted':>10}")
-    for index in np.argsort(cost):
+    for point, guess in zip(points, predicted, strict=True):
         print(
-            f"{names[index]:32} {math.expm1(cost[index]):>10.1%} {math.expm1(predicted[index]):>10.1%}"
+            f"{point.name:32} {math.expm1(point.cost):>10.1%} {math.expm1(guess):>10.1%}"
         )
+
+
+def bootstrap(energies: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 2.5 % and 97.5 % quantiles of each coefficient over arms that are drawn anew."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for arms in rng.integers(0, len(cost), (DRAWS, len(cost))):
+        coefficients, _ = nnls(energies[arms], cost[arms])
+        samples.append(coefficients)
+    low, high = np.percentile(samples, [2.5, 97.5], axis=0)
+    return low, high
 
 
 def read(store: StudyStore) -> dict[str, Point]:
@@ -95,14 +97,13 @@ def read(store: StudyStore) -> dict[str, Point]:
     for arm in analysis.others:
         if arm.name not in diagnosed or arm.token_cost.figure is None:
             continue
-        fixed, drawn = dict.fromkeys(GEMMS, 0.0), dict.fromkeys(GEMMS, 0.0)
+        fixed = dict.fromkeys(GEMMS, 0.0)
+        drawn = dict.fromkeys(GEMMS, 0.0)
         for gemm in diagnosed[arm.name].gemms:
             energy = (gemm.relative_error.estimate or 0.0) ** 2
-            share = (
-                1.0
-                if gemm.draws == 1
-                else min(max(gemm.bias_share.estimate or 0.0, 0.0), 1.0)
-            )
+            share = 1.0
+            if gemm.draws > 1:
+                share = min(max(gemm.bias_share.estimate or 0.0, 0.0), 1.0)
             shrunk = (1 - (gemm.gain.estimate or 1.0)) ** 2
             fixed[gemm.gemm] = max(energy * share - shrunk, 0.0)  # type: ignore[index]
             drawn[gemm.gemm] = energy * (1 - share)  # type: ignore[index]

@@ -29,7 +29,11 @@ from ablate.store import StudyStore
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    Study = tuple[dict[str, dict[int, float]], str]
+    from ablate.reports import Analysis
+
+    Logs = dict[str, dict[int, float]]
+    Pair = tuple[str, str]
+    Study = tuple[Logs, str]
 
 
 def findings(storage: Path) -> Iterator[Study]:
@@ -53,8 +57,8 @@ def mlperf(folder: Path, target: float = 3.3) -> list[Study]:
             continue
         tokens, loss = zip(*run.evals, strict=True)
         if crossing := find_crossing(tokens, loss, target):
-            own = logs.setdefault(str(path.parent), {})
-            own[len(own)] = float(np.log(crossing[1]))
+            system = logs.setdefault(str(path.parent), {})
+            system[len(system)] = float(np.log(crossing[1]))
     return [(logs, baseline) for baseline in logs]
 
 
@@ -63,78 +67,87 @@ def tally(
 ) -> tuple[float, float]:
     """Return the share of intervals that hold the other seeds' mean, and their mean width."""
     rng = np.random.default_rng(0)
-    held, widths = [], []
+    method = Method(paired=paired, moderated=moderated)
+    held = []
+    widths = []
     for logs, baseline in studies:
         seeds = sorted(logs.get(baseline, ()))
-        arms = [
-            arm for arm, own in logs.items() if sorted(own) == seeds and arm != baseline
-        ]
-        if len(seeds) <= n or not arms:
+        same_seeds = {arm: runs for arm, runs in logs.items() if sorted(runs) == seeds}
+        baseline_runs = same_seeds.pop(baseline, {})
+        if len(seeds) <= n or not same_seeds:
             continue
-        every = list(itertools.combinations(seeds, n))
-        for chosen in (every[i] for i in rng.permutation(len(every))[:draws]):
+        choices = list(itertools.combinations(seeds, n))
+        for choice in rng.permutation(len(choices))[:draws]:
+            chosen = choices[choice]
             rest = [seed for seed in seeds if seed not in chosen]
-            sides = {
-                arm: tuple(
-                    [(seed, logs[one][seed]) for seed in chosen]
-                    for one in (arm, baseline)
-                )
-                for arm in arms
-            }
             wider = (1 + n / len(rest)) ** 0.5
-            for arm, found in contrasts(
-                sides, Method(paired=paired, moderated=moderated)
-            ).items():
-                interval = t_interval(found.estimate)
-                truth = np.mean(
-                    [logs[arm][seed] - logs[baseline][seed] for seed in rest]
-                )
+            sides = {}
+            for arm, runs in same_seeds.items():
+                arm_side = [(seed, runs[seed]) for seed in chosen]
+                baseline_side = [(seed, baseline_runs[seed]) for seed in chosen]
+                sides[arm] = (arm_side, baseline_side)
+            for arm, contrast in contrasts(sides, method).items():
+                interval = t_interval(contrast.estimate)
                 if interval.low is None:
                     continue
+                gaps = [same_seeds[arm][seed] - baseline_runs[seed] for seed in rest]
                 half = (interval.high - interval.low) / 2
-                held.append(abs(found.estimate.value - truth) <= wider * half)
+                error = abs(contrast.estimate.value - np.mean(gaps))
+                held.append(error <= wider * half)
                 widths.append(2 * half)
     return float(np.mean(held)), float(np.mean(widths))
 
 
 def tally_effects(storage: Path, n: int) -> tuple[float, float]:
     """Return the same two of the average effects of factors, over every choice of ``n`` seeds."""
-    held, widths = [], []
+    held = []
+    widths = []
     for folder in sorted(storage.iterdir()):
         analysis = analyse(load_frames(StudyStore(folder)))
         logs = {arm.name: log_tokens_by_seed(arm) for arm in analysis.arms}
-        pools = {}
-        for effect in analysis.effects:
-            pairs = [(pair.from_arm, pair.to_arm) for pair in effect.pairs]
-            known = [(one, two) for one, two in pairs if logs[one] and logs[two]]
-            pools.setdefault((effect.factor, effect.over), {})[effect.level] = known
-        for pool in pools.values():
-            seeds = set.intersection(
-                *(set(Design(pairs, logs).seeds) for pairs in pool.values())
-            )
+        for pool in pair_pools(analysis, logs):
+            seeds_by_level = [set(Design(pairs, logs).seeds) for pairs in pool.values()]
+            seeds = set.intersection(*seeds_by_level)
             for chosen in itertools.combinations(sorted(seeds), n):
                 rest = seeds - set(chosen)
                 if not rest:
                     continue
-                sides = []
-                for part in (set(chosen), rest):
-                    own = {
-                        arm: {seed: runs[seed] for seed in part & runs.keys()}
-                        for arm, runs in logs.items()
-                    }
-                    sides.append(
-                        {level: Design(pairs, own) for level, pairs in pool.items()}
-                    )
-                intervals = averages(sides[0], Method(paired=True))
                 wider = (1 + n / len(rest)) ** 0.5
+                intervals = averages(
+                    designs(pool, logs, set(chosen)), Method(paired=True)
+                )
+                truths = designs(pool, logs, rest)
                 for level, interval in intervals.items():
                     low, middle, high = np.log1p(
                         [interval.low, interval.estimate, interval.high]
                     )
-                    truth = sides[1][level].gaps.mean()
-                    held.append(abs(middle - truth) <= wider * (high - low) / 2)
+                    error = abs(middle - truths[level].gaps.mean())
+                    held.append(error <= wider * (high - low) / 2)
                     widths.append(high - low)
     return float(np.mean(held)), float(np.mean(widths))
+
+
+def pair_pools(analysis: Analysis, logs: Logs) -> Iterable[dict[str, list[Pair]]]:
+    """Return level → pairs of arms with runs that hit, for each factor over each level that it starts from."""
+    pools = {}
+    for effect in analysis.effects:
+        pairs = [
+            (pair.from_arm, pair.to_arm)
+            for pair in effect.pairs
+            if logs[pair.from_arm] and logs[pair.to_arm]
+        ]
+        pools.setdefault((effect.factor, effect.over), {})[effect.level] = pairs
+    return pools.values()
+
+
+def designs(
+    pool: dict[str, list[Pair]], logs: Logs, seeds: set[int]
+) -> dict[str, Design]:
+    """Return level → the design of its pairs over these seeds alone."""
+    chosen = {}
+    for arm, runs in logs.items():
+        chosen[arm] = {seed: runs[seed] for seed in seeds & runs.keys()}
+    return {level: Design(pairs, chosen) for level, pairs in pool.items()}
 
 
 def main() -> None:
@@ -147,14 +160,11 @@ def main() -> None:
         sources.append(("MLPerf's logs, unpaired", mlperf(Path(sys.argv[1])), False))
     for name, studies, paired in sources:
         for n in (2, 3, 4):
-            cells = [
-                tally(studies, n, paired=paired, moderated=moderated)
-                for moderated in (True, False)
-            ]
-            text = " | ".join(
-                f"{held:.1%} | {100 * width:.1f}" for held, width in cells
-            )
-            print(f"| {name} | {n} | {text} |")
+            cells = []
+            for moderated in (True, False):
+                held, width = tally(studies, n, paired=paired, moderated=moderated)
+                cells += [f"{held:.1%}", f"{100 * width:.1f}"]
+            print(f"| {name} | {n} | {' | '.join(cells)} |")
     for n, (held, width) in effects.items():
         print(f"| effects in our findings | {n} | {held:.1%} | {100 * width:.1f} | | |")
 

@@ -27,23 +27,24 @@ def main() -> None:
     machine = prepare(args.threads)
     sizes = {"seq_len": args.seq_len, "batch_size": args.batch_size}
     run = small_run(args.width, args.layers, resolve(RecipeSpec()), **sizes)
-    trainee, tokens = assemble(run, "cpu"), args.batch_size * args.seq_len
-    pairs = [
-        tuple(
-            torch.randn(rows, layer.inputs, dtype=torch.bfloat16)
-            for rows in (tokens, layer.outputs)
-        )
-        for layer in block_layers(run.model)
-    ]
-    fp32_pairs = [(x.float(), w.float()) for x, w in pairs]
+    trainee = assemble(run, "cpu")
+    tokens = args.batch_size * args.seq_len
+    operations = 0
+    operands = []
+    for layer in block_layers(run.model):
+        x = torch.randn(tokens, layer.inputs, dtype=torch.bfloat16)
+        w = torch.randn(layer.outputs, layer.inputs, dtype=torch.bfloat16)
+        operands.append((x, w))
+        operations += 2 * tokens * w.numel()
+    fp32_operands = [(x.float(), w.float()) for x, w in operands]
     work = {
         "step": lambda: step(trainee),
-        "bf16": lambda: [x @ w.t() for x, w in pairs],
-        "fp32": lambda: [x @ w.t() for x, w in fp32_pairs],
+        "bf16": lambda: multiply(operands),
+        "fp32": lambda: multiply(fp32_operands),
     }
-    times = in_turns(work, args.repeats, clock=time.process_time)
-    seconds = {name: statistics.median(taken) for name, taken in times.items()}
-    operations = sum(2 * x.shape[0] * w.numel() for x, w in pairs)
+    seconds = {}
+    for name, taken in in_turns(work, args.repeats, clock=time.process_time).items():
+        seconds[name] = statistics.median(taken)
     size = model_size(run.model, vocab_size=run.vocab_size, seq_len=args.seq_len)
     step_rate = tokens * size.flops_per_token / seconds["step"]
     print(
@@ -55,6 +56,11 @@ def main() -> None:
         print(
             f"{dtype} products  {rate / 1e9:6.1f} GFLOP/s: a step costs {rate / step_rate:.2f} x its own"
         )
+
+
+def multiply(operands: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for x, w in operands:
+        x @ w.t()
 
 
 if __name__ == "__main__":
