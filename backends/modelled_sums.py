@@ -5,13 +5,12 @@ on native NVFP4 products), which reproduced a device's logits, losses and gradie
 groups of 64 products; the sum of a group is rounded once to fp32, to nearest even; groups are added in order,
 rounding toward zero; the tensors' factor comes last.
 
-``hopper``, ``hopper_fast``: FP8, by MMA-Sim's model of ``wgmma`` (2511.10909; microsoft/MMA-Sim 7969d391,
+``hopper``: FP8, by MMA-Sim's model of ``wgmma`` (2511.10909; microsoft/MMA-Sim 7969d391,
 arithmetic/fdpa.py), which its authors found equal to an H100 bit for bit. An instruction adds 32 products to
 its accumulator: all 33 terms are cut toward zero to multiples of 2^(e − 13), e the largest exponent among
 them, and summed exactly; the sum is cut toward zero to 14 bits. The exponent of a product is the sum of its
-factors' exponents, that of a subnormal factor its format's smallest. ``hopper`` adds what four instructions
-give in fp32 to nearest, as cuBLAS and DeepSeek-V3 (2412.19437, section 3.3.2) do each 128 products;
-``hopper_fast`` keeps all of K in the accumulator (``use_fast_accum``).
+factors' exponents, that of a subnormal factor its format's smallest. What four instructions give is added in
+fp32 to nearest, as cuBLAS and DeepSeek-V3 (2412.19437, section 3.3.2) do each 128 products.
 
 We have no such devices to check it on: the device test tells the width of a device's sums, and which way
 they are rounded.
@@ -25,12 +24,13 @@ import torch
 from torch import Tensor
 
 from ablate.backends.emulated import EmulatedBackend
-from ablate.backends.protocol import Backend, Operand
-from ablate.backends.reference import ReferenceBackend
 from ablate.numerics.formats import ELEMENTS, e8m0_decode
 from ablate.numerics.quantiser import turned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.backends.protocol import Operand
     from ablate.recipes import GemmPolicy
 
 GROUP = 64
@@ -47,36 +47,29 @@ _EXACT = 2.0**33
 """Products of NVFP4 values are multiples of 2^-20, so fp64 holds their sums exactly below this."""
 
 
-class _Modelled(Backend):
-    """Adds products by a model of hardware."""
+class ModelledBackend(EmulatedBackend):
+    """Emulation that adds products by the model that a GEMM's policy names."""
 
     def __init__(self, gemm: GemmPolicy) -> None:
         super().__init__()
         self.gemm = gemm
 
     def detail(self) -> str:
-        model = self.gemm.accumulate.capitalize()
-        return f"{super().detail()}; sums as {model}'s model"  # type: ignore[safe-super]
+        """Name the quantiser and the model for the run's record."""
+        return (
+            f"{super().detail()}; sums as {self.gemm.accumulate.capitalize()}'s model"
+        )
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        sides = turned(a.values, a.axis), turned(b.values, b.axis)
-        if self.gemm.accumulate == "blackwell":
-            product = summed(*sides)
-        else:
-            product = summed_by_hopper(*sides, self.gemm)
+        """Sum as the model does."""
+        add = SUMS[self.gemm.accumulate]
+        product = add(turned(a.values, a.axis), turned(b.values, b.axis), self.gemm)
         return (product * (a.descale * b.descale)).to(torch.bfloat16)
 
 
-class ModelledEmulated(_Modelled, EmulatedBackend):
-    """The emulated back end with a device's sums."""
-
-
-class ModelledReference(_Modelled, ReferenceBackend):
-    """The reference back end with a device's sums."""
-
-
-def _rows(a: Tensor) -> int:
-    return _ROWS if a.device.type == "cpu" else max(len(a), 1)
+def _split(a: Tensor) -> tuple[Tensor, ...]:
+    """Cut the left operand into rows whose sums stay in a CPU's cache."""
+    return torch.split(a, _ROWS if a.device.type == "cpu" else max(len(a), 1))
 
 
 def summed_by_hopper(a: Tensor, b: Tensor, gemm: GemmPolicy) -> Tensor:
@@ -85,16 +78,13 @@ def summed_by_hopper(a: Tensor, b: Tensor, gemm: GemmPolicy) -> Tensor:
     Args:
         a: [m, k] bf16, elements of the left operand's format.
         b: [n, k], of the right operand's.
-        gemm: the formats, and whether to accumulate as ``hopper`` or ``hopper_fast``.
+        gemm: the formats.
     """
-    group = PROMOTED if gemm.accumulate == "hopper" else max(a.shape[1], 1)
     parts = []
-    for rows in torch.split(a.float(), _rows(a)):
+    for rows in _split(a.float()):
         total = rows.new_zeros(len(rows), len(b))
-        pairs = zip(
-            torch.split(rows, group, 1), torch.split(b.float(), group, 1), strict=True
-        )
-        for left, right in pairs:
+        columns = torch.split(b.float(), PROMOTED, 1)
+        for left, right in zip(torch.split(rows, PROMOTED, 1), columns, strict=True):
             total += _in_14_bits(left, right, gemm)
         parts.append(total)
     return torch.cat(parts)
@@ -105,10 +95,9 @@ def _in_14_bits(left: Tensor, right: Tensor, gemm: GemmPolicy) -> Tensor:
     total = left.new_zeros(len(left), len(right), 1)
     pairs = zip(torch.split(left, STEP, 1), torch.split(right, STEP, 1), strict=True)
     for a, b in pairs:
-        smallest = ELEMENTS[gemm.left.format].min_exponent
-        exponents = _exponent(a, smallest)[:, None]
-        exponents = exponents + _exponent(b, ELEMENTS[gemm.right.format].min_exponent)
-        exponents = torch.cat((exponents, _exponent(total, -126)), dim=2)
+        of_a = _exponent(a, ELEMENTS[gemm.left.format].min_exponent)
+        of_b = _exponent(b, ELEMENTS[gemm.right.format].min_exponent)
+        exponents = torch.cat((of_a[:, None] + of_b, _exponent(total, -126)), dim=2)
         terms = torch.cat((a[:, None] * b, total), dim=2)
         largest = torch.where(terms == 0, -99, exponents).amax(2, keepdim=True)
         place = e8m0_decode(largest - 13 + 127)
@@ -121,22 +110,19 @@ def _exponent(values: Tensor, smallest: int) -> Tensor:
     return (torch.frexp(values).exponent - 1).clamp(min=smallest)
 
 
-def summed(a: Tensor, b: Tensor) -> Tensor:
+def summed_by_blackwell(a: Tensor, b: Tensor, _gemm: GemmPolicy) -> Tensor:
     """Multiply NVFP4 values; return A Bᵀ [m, n], fp32, as in the accumulator before the tensors' factor.
 
     Args:
         a: [m, k] bf16, E2M1 elements times E4M3 scales.
         b: [n, k], the same.
     """
-    if not a.shape[0] * b.shape[0]:
-        return a.new_zeros(a.shape[0], b.shape[0], dtype=torch.float32)
-    right = b.double().t().contiguous()
+    groups = [group.t().contiguous() for group in torch.split(b.double(), GROUP, 1)]
     parts = []
-    for left in torch.split(a.double(), _rows(a)):
-        total = left.new_zeros(left.shape[0], right.shape[1])
-        for start in range(0, a.shape[1], GROUP):
-            exact = left[:, start : start + GROUP] @ right[start : start + GROUP]
-            total = add_toward_zero(total, exact.float().double())
+    for rows in _split(a.double()):
+        total = rows.new_zeros(len(rows), len(b))
+        for left, right in zip(torch.split(rows, GROUP, 1), groups, strict=True):
+            total = add_toward_zero(total, (left @ right).float().double())
         parts.append(total.float())
     return torch.cat(parts)
 
@@ -148,11 +134,17 @@ def add_toward_zero(a: Tensor, b: Tensor) -> Tensor:
     """
     total = a + b
     bits = total.view(torch.int64) & -_PLACE
-    if not bool(total.abs().amax() < _EXACT):
+    if not bool((total.abs() < _EXACT).all()):
         # The exact sum may be on the other side of an fp32 number than fp64's sum (TwoSum, Knuth).
         more = total - a
         lost = (a - (total - more)) + (b - more)
-        bits -= (
-            (bits.view(torch.float64) == total) & (lost * total < 0)
-        ).long() * _PLACE
+        is_over = (bits.view(torch.float64) == total) & (lost * total < 0)
+        bits -= is_over.long() * _PLACE
     return bits.view(torch.float64)
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor, GemmPolicy], Tensor]] = {
+    "blackwell": summed_by_blackwell,
+    "hopper": summed_by_hopper,
+}
+"""The models by the name that a GEMM's policy gives them; nothing else reaches them."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.backends.device import device_of, driver_version, triton_build
-from ablate.backends.protocol import Support
 from ablate.base.errors import first_line, one_of
 from ablate.base.files import (
     changed_by_others,
@@ -25,14 +24,14 @@ from ablate.base.files import (
     read_record,
     write_record,
 )
-from ablate.recipes import GEMMS, LayerRecipe, OperandPolicy, describe_gemm
+from ablate.recipes import GEMMS, OperandPolicy, describe_gemm
 from ablate.run import BUILT_IN, backend_names, registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ablate.backends.device import Device
-    from ablate.backends.protocol import Backend
+    from ablate.backends.protocol import Backend, Support
     from ablate.recipes import GemmPolicy, Recipe
     from ablate.run.config import ArmConfig, ResourcesConfig
 
@@ -121,32 +120,22 @@ class Selection:
 
     def _modelled(self, gemm: GemmPolicy, device: Device) -> tuple[Backend, Support]:
         """Choose the emulation of a device's sums: another device adds in its own way."""
-        from ablate.backends.modelled_sums import ModelledEmulated, ModelledReference
+        from ablate.backends.modelled_sums import ModelledBackend
 
-        if self.name not in ("auto", "emulated", "reference"):
+        if self.name not in ("auto", "emulated"):
             message = f"back end '{self.name}' cannot do {describe_gemm(gemm)}: that is emulated"
-            raise ValueError(
-                f"{message} (expected backend auto, emulated or reference)"
-            )
-        kind = ModelledReference if self.name == "reference" else ModelledEmulated
-        backend: Backend = kind(gemm)
-        return backend, Support(
-            mode=backend.support(gemm, device).mode, detail=backend.detail()
-        )
+            raise ValueError(f"{message} (expected backend auto or emulated)")
+        backend = ModelledBackend(gemm)
+        support = backend.support(gemm, device)
+        return backend, replace(support, detail=backend.detail())
 
     def choices(self, recipe: Recipe, device: Device) -> tuple[Choice, ...]:
         """Choose for each GEMM of a recipe, its rules and phases; a repeated policy gives no new choice."""
-        parts: list[tuple[str, LayerRecipe]] = [("", recipe)]
-        parts += [
-            (f" by rule {number}", rule.recipe)
-            for number, rule in enumerate(recipe.rules, 1)
-        ]
-        parts += [
-            (f" in phase {number}", phase.recipe)
-            for number, phase in enumerate(recipe.phases, 1)
-        ]
+        places = [""]
+        places += [f" by rule {number + 1}" for number in range(len(recipe.rules))]
+        places += [f" in phase {number + 1}" for number in range(len(recipe.phases))]
         choices: dict[tuple[str, GemmPolicy], Choice] = {}
-        for place, part in parts:
+        for place, part in zip(places, recipe.parts, strict=True):
             for gemm in GEMMS:
                 policy = part.gemm(gemm)
                 if (gemm, policy) not in choices:

@@ -61,12 +61,12 @@ HadamardSize = Literal[16, 32, 64, 128, 256]
 Signs = Literal["none", "fixed", "layer", "step", "call", "backward"]
 Source = Literal["high_precision", "forward", "forward_bf16"]
 Undo = Literal["accumulator", "operand"]
-Accumulate = Literal["fp32", "blackwell", "hopper", "hopper_fast"]
+Accumulate = Literal["fp32", "blackwell", "hopper"]
 
 ADDED_BY: dict[str, tuple[str, ...]] = {
     "fp32": (),
     "blackwell": ("nvfp4",),
-    **dict.fromkeys(("hopper", "hopper_fast"), ("fp8_e4m3", "fp8_e5m2")),
+    "hopper": ("fp8_e4m3", "fp8_e5m2"),
 }
 """The formats of which both operands must be, for each model of a device's sums."""
 

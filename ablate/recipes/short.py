@@ -184,7 +184,7 @@ class LayerRecipeSpec:
     )
     accumulate: Accumulate = key(
         "fp32",
-        "how GEMMs add, by an emulated model of a device: blackwell of NVFP4; hopper, hopper_fast of FP8",
+        "how GEMMs add, by an emulated model of a device: blackwell of NVFP4; hopper of FP8",
     )
     fprop: GemmEntry | None = None
     dgrad: GemmEntry | None = None
