@@ -15,7 +15,7 @@ import numpy as np
 from ablate.backends.select import Selection
 from ablate.backends.testing import Check, FaultError
 from ablate.backends.testing.suite import difference
-from ablate.layers.linear import product, quantised_layers
+from ablate.layers.linear import Pass, quantised_layers
 from ablate.recipes import GEMMS, Recipe, read_recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.step import Trainee, assemble, gradients, take_step
@@ -137,12 +137,12 @@ def _compare_step(
     farthest = 0.0
     for layer, gemm in order:
         at, tensors = inputs[layer]
-        expected = product(reference_layers[layer], gemm, at, **tensors).double()
+        expected = Pass(reference_layers[layer], at, **tensors).product(gemm).double()
         on_device = {
             name: tensor.to(layers[layer].weight.device)
             for name, tensor in tensors.items()
         }
-        result = product(layers[layer], gemm, at, **on_device).cpu().double()
+        result = Pass(layers[layer], at, **on_device).product(gemm).cpu().double()
         distance = float((result - expected).norm() / expected.norm())
         if not distance <= _APART:
             fault = f"{step}, {_PRODUCTS[gemm]} of {layer} is {distance:.3%} from the reference's"

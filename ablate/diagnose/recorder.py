@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ablate.backends.protocol import dequantised
 from ablate.diagnose import measure
-from ablate.layers.linear import filled, product, quantised_layers
+from ablate.layers.linear import Pass, filled, quantised_layers
 from ablate.models.decoder import Experts
 from ablate.numerics.quantiser import on_grid, turned
 from ablate.recipes import GEMMS, OPERANDS
@@ -112,14 +112,9 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
             exact += product_part
         noise = measure.data_noise(energies, measure.energy_of(exact), sequences)
     outputs = (
-        product(
-            layer,
-            gemm,
-            tapped.at.redrawn(draw),
-            dy=tapped.dy,
-            x=tapped.x,
-            weight=tapped.weight,
-        )
+        Pass(
+            layer, tapped.at.redrawn(draw), tapped.x, tapped.weight, tapped.dy
+        ).product(gemm)
         for draw in range(1, draws + 1)
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")

@@ -168,12 +168,10 @@ def quantise_layers(
         recipe, surveyed.matrices, allow=allow, skip=skip, key=key
     ):
         raise ValueError(f"{fault} ({hint})")
-    unskipped = {
-        matrix.name for matrix in surveyed.matrices if not matrix.named_by(skip)
-    }
-    layer_places = {
-        name: place for name, place in surveyed.places.items() if name in unskipped
-    }
+    layer_places = dict(surveyed.places)
+    for matrix in surveyed.matrices:
+        if matrix.named_by(skip):
+            layer_places.pop(matrix.name, None)
     if not layer_places:
         raise ValueError(f"no linear layer to replace in {type(model).__name__}")
     for _, fault, hint in rule_faults(recipe, layer_places):
@@ -182,21 +180,13 @@ def quantise_layers(
     grouped: dict[nn.Module, dict[str, dict[int, ExpertLinear]]] = {}
     for name, place in layer_places.items():
         if name in surveyed.linears:
-            linear = surveyed.linears[name]
-            linears[name] = linear
-            _check_phases(
-                linear,
-                name,
-                state,
-                place,
-                has_own_weight=isinstance(linear.weight, nn.Parameter),
-            )
+            linears[name] = surveyed.linears[name]
+            _check_phases(linears[name], name, state, place)
             continue
         module, parameter, index = surveyed.experts[name]
         expert = ExpertLinear(
             module, parameter, index, name=name, state=state, place=place
         )
-        _check_phases(expert, name, state, place, has_own_weight=True)
         grouped.setdefault(module, {}).setdefault(parameter, {})[index] = expert
     notes = _leave_fast_paths(model, set(linears.values()))
     for name, linear in linears.items():
@@ -214,18 +204,13 @@ def quantise_layers(
 
 
 def _check_phases(
-    layer: nn.Linear,
-    name: str,
-    state: RecipeState,
-    place: LayerPlace,
-    *,
-    has_own_weight: bool,
+    layer: nn.Linear, name: str, state: RecipeState, place: LayerPlace
 ) -> None:
     """Raise ``ValueError`` where a layer cannot follow its recipe in one of the phases."""
     phases = phases_that_fit(layer, name, state, place)
-    if has_own_weight or not state.deoscillates:
-        return
-    if any(not recipe.fprop.right.is_high_precision for _, recipe in phases):
+    is_low = any(not recipe.fprop.right.is_high_precision for _, recipe in phases)
+    is_computed = not isinstance(layer.weight, nn.Parameter)
+    if is_low and is_computed and state.deoscillates:
         raise ValueError(
             f"deoscillate resets weights, but that of layer {name} is no parameter of its own "
             f"(give it a rule of its own: layers: [{{match: {name}, recipe: bf16}}])"
@@ -242,14 +227,12 @@ def _leave_fast_paths(model: nn.Module, layers: set[nn.Linear]) -> list[str]:
         if layers.isdisjoint(module.modules()):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = (
-                0  # torch takes that path only for these two activations
-            )
+            # torch takes that path only for two activations
+            module.activation_relu_or_gelu = 0
             encoder_layers.append(name or _ROOT)
         elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = (
-                False  # only that path computes with nested tensors
-            )
+            # only that path computes with nested tensors
+            module.use_nested_tensor = False
     if not encoder_layers:
         return []
     names = ", ".join(in_short(encoder_layers))
@@ -283,26 +266,21 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear] | str] = ()) -> S
     names: dict[nn.Module, list[str]] = {}  # at all places
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name or _ROOT)
-    followers = [
-        known[0] for module, known in names.items() if isinstance(module, QuantLinear)
-    ]
-    if followers:
-        raise ValueError(
-            f"layer {followers[0]} follows a recipe already (apply_recipe takes each layer once)"
-        )
-    classes = {type(module) for module in names if isinstance(module, nn.Linear)}
-    known = set[type | str]().union(*map(_class_names, classes))
+    known: set[type | str] = set()
+    inside_linears: set[nn.Module] = set()
+    for module, (name, *_) in names.items():
+        if isinstance(module, QuantLinear):
+            raise ValueError(  # noqa: TRY004  no wrong type, but done twice
+                f"layer {name} follows a recipe already (apply_recipe takes each layer once)"
+            )
+        if isinstance(module, nn.Linear):
+            known |= _class_names(type(module))
+            inside_linears.update(module.modules())
     for wanted in reach:
         if wanted not in known:
             hint = likely(wanted, map(str, known), "expected the class of one")
             raise ValueError(f"reach: '{wanted}' names no linear layer ({hint})")
     outputs = _output_layers(names)
-    inside_linears = {
-        part
-        for module in names
-        if isinstance(module, nn.Linear)
-        for part in module.modules()
-    }
     linears: dict[str, nn.Linear] = {}
     experts: dict[str, tuple[nn.Module, str, int]] = {}
     matrices: list[WeightMatrix] = []
@@ -337,14 +315,15 @@ def survey(model: nn.Module, reach: Collection[type[nn.Linear] | str] = ()) -> S
             prefix = "" if module is model else f"{name}."
             matrices += _unreached(module, prefix)
     heads = {matrix.name for matrix in matrices if matrix.is_head}
+    notes: tuple[str, ...] = ()
+    if tables:
+        notes = (f"no product is assumed with: {', '.join(in_short(tables))}",)
     return Survey(
         linears=linears,
         experts=experts,
         places=places((*linears, *experts), heads=heads),
         matrices=tuple(matrices),
-        notes=(f"no product is assumed with: {', '.join(in_short(tables))}",)
-        if tables
-        else (),
+        notes=notes,
     )
 
 
@@ -441,11 +420,8 @@ def _difference(linear: nn.Linear) -> str | None:
         )
         for name, expected in plain.items():
             result = results[name]
-            if (
-                result is None
-                or result.dtype != expected.dtype
-                or not torch.equal(result, expected)
-            ):
+            same_type = result is not None and result.dtype == expected.dtype
+            if not same_type or not torch.equal(result, expected):
                 return f"its {name} differs from that of functional.linear in {dtype}"
     return None
 
@@ -487,16 +463,15 @@ def convert_conv1d(model: nn.Module) -> list[str]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, Conv1D)
-    }
-    for name, layer in layers.items():
+    names = []
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, Conv1D):
+            continue
+        names.append(name)
         inputs, outputs = layer.weight.shape
         linear = nn.Linear(inputs, outputs, device="meta")
         linear.weight = nn.Parameter(layer.weight.detach().t().contiguous())
         linear.bias = layer.bias
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, linear)
-    return list(layers)
+    return names

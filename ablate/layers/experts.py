@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ablate.layers.state import RecipeState
     from ablate.recipes.place import LayerPlace
 
-OWN_LIST = "ablate_experts"
+_LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 _MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _CASTS = (
     Tensor.to,
@@ -92,10 +92,10 @@ def take_over(
     module: nn.Module, layers: Mapping[str, Mapping[int, ExpertLinear]]
 ) -> None:
     """Make a module's experts follow a recipe. ``layers``: by its parameter and the expert's number."""
-    experts = [
-        expert for of_parameter in layers.values() for expert in of_parameter.values()
-    ]
-    module.add_module(OWN_LIST, nn.ModuleList(experts))
+    experts = nn.ModuleList()
+    for of_parameter in layers.values():
+        experts.extend(of_parameter.values())
+    module.add_module("ablate_experts", experts)
     module.__dict__["_experts"] = layers
     if hasattr(module, "config"):
         config: Any = copy.copy(module.config)
@@ -108,10 +108,9 @@ def take_over(
 def _quantised_class(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         layers: Mapping[str, Mapping[int, ExpertLinear]] = self.__dict__["_experts"]
-        experts = {
-            id(getattr(self, name)): of_parameter
-            for name, of_parameter in layers.items()
-        }
+        experts = {}
+        for name, of_parameter in layers.items():
+            experts[id(getattr(self, name))] = of_parameter
         with _Products(experts, is_transposed=getattr(self, "is_transposed", False)):
             return kind.forward(self, *args, **kwargs)
 
@@ -150,48 +149,24 @@ class _Products(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        weights = next(
-            (
-                self._known[id(arg)]
-                for arg in (*args, *kwargs.values())
-                if id(arg) in self._known
-            ),
-            None,
-        )
+        weights: _Weights | None = None
+        for arg in (*args, *kwargs.values()):
+            weights = weights or self._known.get(id(arg))
         if weights is None or func in _HARMLESS:
             return func(*args, **kwargs)
         _, experts, index, is_transposed = weights
-        if (
-            func is functional.linear
-            and index is not None
-            and not is_transposed
-            and len(args) == 2
-        ):
-            return _product(experts.get(index), *args)
-        if (
-            func in _MATMUL
-            and index is not None
-            and is_transposed
-            and id(args[1]) in self._known
-        ):
-            if index in experts:
-                return compute(experts[index], args[0], args[1].mT)
-            return func(*args)
-        if (
-            func is torch._grouped_mm  # noqa: SLF001
-            and index is None
-            and is_transposed
-            and id(args[1]) in self._known
-        ):
-            return _grouped(experts, args[0], args[1].transpose(-2, -1), kwargs["offs"])
+        if not is_transposed:
+            if func is functional.linear and index is not None and len(args) == 2:
+                return _product(experts.get(index), *args)
+        elif len(args) > 1 and id(args[1]) in self._known:
+            if func in _MATMUL and index is not None:
+                return _product(experts.get(index), args[0], args[1].mT)
+            if func is torch._grouped_mm and index is None:  # noqa: SLF001
+                return _grouped(experts, args[0], args[1].mT, kwargs["offs"])
         made = func(*args, **kwargs)
         if func is Tensor.__getitem__ and index is None:
             weights = weights._replace(number=int(args[1]))
-        elif (
-            func is Tensor.transpose
-            and index is None
-            and args[1:] in ((-2, -1), (-1, -2), (1, 2), (2, 1))
-        ):
+        elif func is Tensor.transpose and index is None and args[1:] in _LAST_TWO:
             weights = weights._replace(is_transposed=not is_transposed)
         elif func not in _CASTS:
             raise RuntimeError(

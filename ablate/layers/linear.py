@@ -74,15 +74,7 @@ class QuantLinear(nn.Linear):
     """
 
     OWN_ATTRIBUTES = frozenset(
-        (
-            "name",
-            "state",
-            "place",
-            "site",
-            "override",
-            "has_run",
-            *BUFFERS_OF_SCALES,
-        )
+        ("name", "state", "place", "site", "override", "has_run", *BUFFERS_OF_SCALES)
     )
     """Attributes and buffers, besides this class's, that a layer must not have before ``take_over``."""
 
@@ -112,9 +104,8 @@ class QuantLinear(nn.Linear):
                     self._delayed.setdefault((gemm, operand), len(self._delayed))
         if self._delayed:
             keep_history(self, len(self._delayed))
-        self.override: LayerRecipe | None = (
-            None  # set by diagnostics and bf16 evaluations
-        )
+        # set by diagnostics and bf16 evaluations
+        self.override: LayerRecipe | None = None
         self.has_run = False
         self._register()
 
@@ -159,11 +150,8 @@ class QuantLinear(nn.Linear):
     def is_plain_now(self, device: torch.device) -> bool:
         """Whether plain torch computes this pass: nothing is quantised, and nobody observes the operands."""
         state = self.state
-        if (
-            device.type not in _PLAIN_ON
-            or state.watch is not None
-            or state.tap is not None
-        ):
+        is_observed = state.watch is not None or state.tap is not None
+        if is_observed or device.type not in _PLAIN_ON:
             return False
         if torch.compiler.is_compiling():
             return self.override is None and _is_always_plain(self.site, str(device))
@@ -201,16 +189,27 @@ class QuantLinear(nn.Linear):
         self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position
     ) -> Draw:
         """Collect what quantises an operand at a position; a delayed scale records its magnitude."""
+        policy = operand.policy
+        row = operand.history
         position = self.state.placed(at, operand.device)
         amax = None
-        if operand.history is not None:
+        if row is not None:
+            if not at.step and at.call < EVAL_CALL:
+                self._check_history(row)
             values = tensor if isinstance(tensor, Tensor) else dequantised(tensor)
-            amax = self._delayed_amax(
-                values, operand.history, operand.policy, at, position
+            largest = ELEMENTS[policy.format].max
+            amax = delayed_amax(self, row, values, at, position, largest=largest)
+        return Draw(policy=policy, key=operand.key(at), amax=amax, position=position)
+
+    def _check_history(self, row: int) -> None:
+        """Warn once if a history is of a training that the state, at step 0, knows nothing of."""
+        step = newest_step(self, row)
+        if step > 0:
+            self.state.warn_once(
+                f"delayed scales of step {step} came with the weights, but the state is at step 0 and draws "
+                "its noise anew (to go on, load what state.state_dict() gave into state.load_state_dict; for "
+                "a new training, load the weights without amax_… buffers)"
             )
-        return Draw(
-            policy=operand.policy, key=operand.key(at), amax=amax, position=position
-        )
 
     def operand(
         self, tensor: Tensor | Operand, operand: PlannedOperand, at: Position
@@ -228,24 +227,6 @@ class QuantLinear(nn.Linear):
         if self.state.watch is not None:
             self.state.watch(self.name, operand.gemm, operand.name, quantised)
         return quantised
-
-    def _delayed_amax(
-        self,
-        tensor: Tensor,
-        row: int,
-        policy: OperandPolicy,
-        at: Position,
-        position: Tensor | None,
-    ) -> Tensor:
-        """Return a delayed scale's magnitude; record that of ``tensor``."""
-        if not at.step and at.call < EVAL_CALL and (step := newest_step(self, row)) > 0:
-            self.state.warn_once(
-                f"delayed scales of step {step} came with the weights, but the state is at step 0 and draws "
-                "its noise anew (to go on, load what state.state_dict() gave into state.load_state_dict; for "
-                "a new training, load the weights without amax_… buffers)"
-            )
-        largest = ELEMENTS[policy.format].max
-        return delayed_amax(self, row, tensor, at, position, largest=largest)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
@@ -373,14 +354,13 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, slice]:
     if not is_sharded(tensor):
         return tensor, slice(None)
     whole: Any = tensor
+    mesh = whole.device_mesh
     (placement,) = whole.placements
     assert placement.is_shard(0)
-    rows, size = whole.shape[0], whole.device_mesh.size()
-    chunk = -(-rows // size)
-    start = min(chunk * whole.device_mesh.get_local_rank(), rows)
+    chunk = -(-len(whole) // mesh.size())
+    start = min(chunk * mesh.get_local_rank(), len(whole))
     local: Tensor = whole.to_local()
-    assert local.shape[0] == min(start + chunk, rows) - start
-    return local, slice(start, start + local.shape[0])
+    return local, slice(start, start + len(local))
 
 
 @torch.library.custom_op("ablate::fprop", mutates_args=())
@@ -390,17 +370,14 @@ def _fprop(x: Tensor, weight: Tensor, site: int) -> tuple[Tensor, Tensor]:
     position = layer.position()
     # it would round the products in fp32
     with torch.autocast(x.device.type, enabled=False):
-        y = _Pass(layer, position, x, weight).product("fprop")
-    return y, torch.tensor(
-        (position.step, position.call, position.tokens), dtype=torch.int64
-    )
+        y = Pass(layer, position, x, weight).product("fprop")
+    return y, torch.tensor((position.step, position.call, position.tokens))
 
 
 @_fprop.register_fake
 def _(x: Tensor, weight: Tensor, _site: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], weight.shape[0]), torch.empty(
-        3, dtype=torch.int64, device="cpu"
-    )
+    y = x.new_empty(len(x), len(weight))
+    return y, torch.empty(3, dtype=torch.int64, device="cpu")
 
 
 @torch.library.custom_op("ablate::gradients", mutates_args=())
@@ -421,15 +398,13 @@ def _gradients(
     if layer.state.tap is not None:
         layer.state.tap(layer.name, at, dy, x, weight)
     with torch.autocast(dy.device.type, enabled=False):
-        back = _Pass(layer, at, x, weight, dy)
+        back = Pass(layer, at, x, weight, dy)
         if wants_dx and wants_dw:
             back.quantise_dy_in_one_read()
         # One after the other, so that else only one copy of dy exists at a time.
-        nothing = dy.new_empty(0)
-        return (
-            back.product("dgrad") if wants_dx else nothing,
-            back.product("wgrad") if wants_dw else nothing,
-        )
+        dx = back.product("dgrad") if wants_dx else dy.new_empty(0)
+        dw = back.product("wgrad") if wants_dw else dy.new_empty(0)
+    return dx, dw
 
 
 @_gradients.register_fake
@@ -442,35 +417,18 @@ def _(
     wants_dx: bool,
     wants_dw: bool,
 ) -> tuple[Tensor, Tensor]:
-    dx = dy.new_empty(dy.shape[0], weight.shape[1]) if wants_dx else dy.new_empty(0)
-    contiguous = torch.contiguous_format
-    return dx, torch.empty_like(
-        weight, memory_format=contiguous
-    ) if wants_dw else dy.new_empty(0)
+    dx = dy.new_empty(len(dy), weight.shape[1]) if wants_dx else dy.new_empty(0)
+    dw = dy.new_empty(0)
+    if wants_dw:
+        dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return dx, dw
 
 
-def product(
-    layer: QuantLinear,
-    gemm: Gemm,
-    at: Position,
-    *,
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-) -> Tensor:
-    """Compute one GEMM's output at a position as in training: y [M, N], dx [M, K] or dw [N, K].
+class Pass:
+    """A forward or backward pass at a position. The operands of Fprop are quantised again at most once each.
 
-    dy [M, N] and x [M, K] are bf16, the weight [N, K] has any float dtype. dw has the weight's dtype; y and
-    dx are bf16.
-    """
-    return _Pass(layer, at, x, weight, dy).product(gemm)
-
-
-class _Pass:
-    """A forward or backward pass. The operands of Fprop are quantised again at most once each.
-
-    Dgrad may need w for its product and x's mask, Wgrad the other way round. What both need is kept from its
-    first use to its second.
+    x [M, K] and dy [M, N] are bf16, the weight [N, K] has any float dtype. Dgrad may need w for its product and
+    x's mask, Wgrad the other way round. What both need is kept from its first use to its second.
     """
 
     def __init__(
@@ -506,13 +464,11 @@ class _Pass:
             dy = self._kept_dy.pop(gemm, None)
             if dy is None:
                 dy = self._layer.operand(self._tensor("dy"), planned.left, self._at)
-            out = planned.backend.multiply(
-                dy, self._layer.operand(source, right, self._at)
-            )
+            other = self._layer.operand(source, right, self._at)
+            out = planned.backend.multiply(dy, other)
             if planned.way_back is not None:
-                out = self._way_back(
-                    out, planned.way_back, "x" if gemm == "dgrad" else "w"
-                )
+                of = "x" if gemm == "dgrad" else "w"
+                out = self._way_back(out, planned.way_back, of)
         if gemm == "wgrad":
             return out.to(self._weight.dtype)
         # the rows that filled it up

@@ -108,14 +108,24 @@ def plan_layer(
     for gemm in GEMMS:
         policies = recipe.gemm(gemm)
         backend = state.backend.of(policies, str(device))
-        left, right = (
-            PlannedOperand(
+        sides = (policies.left, policies.right)
+        operands = []
+        for name, policy in zip(OPERANDS[gemm], sides, strict=True):
+            stream = None
+            if policy.draws_anew or policy.signs != "none":
+                stream = Key(
+                    seed=state.seed,
+                    layer=layer,
+                    gemm=gemm,
+                    operand=state.stream_of(name),
+                    step=0,
+                )
+            operands.append(PlannedOperand(
                 gemm=gemm, name=name, axis=contracted_axis(gemm, name), policy=policy, device=device,
-                backend=backend, stream=_stream(policy, layer, gemm, name, state),
+                backend=backend, stream=stream,
                 history=histories[gemm, name] if policy.scale == "delayed" else None,
-            )
-            for name, policy in zip(OPERANDS[gemm], (policies.left, policies.right), strict=True)
-        )  # fmt: skip
+            ))  # fmt: skip
+        left, right = operands
         way_back = _way_back(recipe, gemm, right.policy)
         gemms[gemm] = PlannedGemm(
             left=left, right=right, backend=backend, way_back=way_back
@@ -137,9 +147,8 @@ def work_of_the_host(recipe: LayerRecipe) -> str | None:
         policies = recipe.gemm(gemm)
         if policies.accumulate != "fp32":
             return f"sums of {gemm} by a model of hardware may wait for the host"
-        for name, policy in zip(
-            OPERANDS[gemm], (policies.left, policies.right), strict=True
-        ):
+        sides = (policies.left, policies.right)
+        for name, policy in zip(OPERANDS[gemm], sides, strict=True):
             why = triton_fault() or refusal(policy)
             needs_numbers = (
                 policy.draws_anew or policy.signs != "none" or policy.has_tensor_scale
@@ -152,16 +161,6 @@ def work_of_the_host(recipe: LayerRecipe) -> str | None:
                 f"the host draws the signs through which {gemm}'s gradient passes back"
             )
     return None
-
-
-def _stream(
-    policy: OperandPolicy, layer: str, gemm: Gemm, name: str, state: RecipeState
-) -> Key | None:
-    if not policy.draws_anew and policy.signs == "none":
-        return None
-    return Key(
-        seed=state.seed, layer=layer, gemm=gemm, operand=state.stream_of(name), step=0
-    )
 
 
 def _way_back(
