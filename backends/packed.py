@@ -106,11 +106,17 @@ def _packed(x: Tensor, draws: dict[int, Draw]) -> dict[int, Packed]:
             axis: draw for axis, draw in draws.items() if refusal(draw.policy) is None
         }
         if supported:
-            from ablate.backends.triton.launch import quantise_codes
+            from ablate.backends.triton.launch import quantise
 
-            for axis, fields in quantise_codes(x, supported).items():
+            for axis, memory in quantise(x, supported, "codes").items():
+                policy = draws[axis].policy
                 packed[axis] = Packed(
-                    format=draws[axis].policy.format, axis=axis, **fields
+                    format=policy.format,
+                    codes=memory.out,
+                    scales=memory.scales,
+                    descale=memory.descale(policy),
+                    axis=axis,
+                    mask=memory.mask,
                 )
     for axis, draw in draws.items():
         if axis not in packed:

@@ -58,19 +58,15 @@ class TritonBackend(PackedBackend):
 
     def support(self, gemm: GemmPolicy, device: Device) -> Support:
         """Native if the tile table has the architecture and format; upcast on Hopper, emulated on a CPU."""
-        fault = (
-            triton_fault()
-            or packing_fault(gemm)
-            or _triton_fault(gemm.left.format, device)
-        )
+        fault = triton_fault() or packing_fault(gemm)
+        fault = fault or _triton_fault(gemm.left.format, device)
         if fault is not None:
             return Support(mode="no", detail=fault)
         if device.kind == "cpu":
             return Support(mode="emulated", detail="Triton's interpreter")
         mode: Mode = "upcast" if device.arch == "sm_90" else "native"
-        return Support(
-            mode=mode, detail=f"tl.dot_scaled, quantised by {quantisers_of(gemm)}"
-        )
+        detail = f"tl.dot_scaled, quantised by {quantisers_of(gemm)}"
+        return Support(mode=mode, detail=detail)
 
     def detail(self) -> str:
         """Name Triton's version for the run's record, or say why its kernels cannot run."""
@@ -102,9 +98,8 @@ def _triton_fault(fmt: str, device: Device) -> str | None:
     if (device.arch, fmt) not in TILES:
         known = sorted({arch for arch, with_fmt in TILES if with_fmt == fmt})
         return f"no {fmt} tiles for {device.arch} (has {', '.join(known)})"
-    if (device.arch, fmt) == ("sm_90", "nvfp4") and (
-        triton_version() or ()
-    ) < OLDEST_TO_WIDEN_NVFP4:
+    is_old = (triton_version() or ()) < OLDEST_TO_WIDEN_NVFP4
+    if (device.arch, fmt) == ("sm_90", "nvfp4") and is_old:
         return "NVFP4 is widened from Triton 3.8 on"
     return None
 
@@ -120,12 +115,10 @@ class TorchBackend(PackedBackend):
         if fault is not None:
             return Support(mode="no", detail=fault)
         if device.kind == "cpu":
-            return Support(
-                mode="emulated", detail="F.scaled_mm of FP8 codes on the CPU"
-            )
-        return Support(
-            mode="native", detail=f"F.scaled_mm, quantised by {quantisers_of(gemm)}"
-        )
+            detail = "F.scaled_mm of FP8 codes on the CPU"
+            return Support(mode="emulated", detail=detail)
+        detail = f"F.scaled_mm, quantised by {quantisers_of(gemm)}"
+        return Support(mode="native", detail=detail)
 
     def detail(self) -> str:
         """Name torch's version for the run's record."""
@@ -232,23 +225,17 @@ def _scalings(
         if not is_by_row:
             return [(descale, F.ScalingType.TensorWise, plain)]
         of_rows = F.pad(descale.expand(side.shape[0]), (0, rows)).contiguous()
-        return [
-            (
-                of_rows[:, None] if is_left else of_rows[None],
-                F.ScalingType.RowWise,
-                plain,
-            )
-        ]
+        of_rows = of_rows[:, None] if is_left else of_rows[None]
+        return [(of_rows, F.ScalingType.RowWise, plain)]
     scales = _padded(side.scales, rows, columns // BLOCK[side.format])
     order = plain
     if not hip:
         scales = swizzled(scales)
         order = F.SwizzleType.SWIZZLE_32_4_4
-    if side.format == "nvfp4":
-        of_blocks = (
-            scales.view(torch.float8_e4m3fn),
-            F.ScalingType.BlockWise1x16,
-            order,
-        )
-        return [of_blocks, (descale, F.ScalingType.TensorWise, plain)]
-    return [(scales.view(torch.float8_e8m0fnu), F.ScalingType.BlockWise1x32, order)]
+    if side.format != "nvfp4":
+        return [(scales.view(torch.float8_e8m0fnu), F.ScalingType.BlockWise1x32, order)]
+    of_blocks = scales.view(torch.float8_e4m3fn)
+    return [
+        (of_blocks, F.ScalingType.BlockWise1x16, order),
+        (descale, F.ScalingType.TensorWise, plain),
+    ]

@@ -81,7 +81,10 @@ def prepared(
         memory = {
             axis: launch.Memory(outs[axis], tensor=tensors.get(axis)) for axis in draws
         }
-        launch.launch(x, draws, memory, "values", tile=tile)
+        plan = launch.plan_of(x, draws, "values")
+        if tile is not None:
+            plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
+        launch.launch(x, draws, memory, "values", plan)
 
     return call
 

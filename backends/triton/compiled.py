@@ -72,6 +72,8 @@ _NATIVE = {
 _UPCAST = r"wgmma\.mma_async\S*bf16|mma\.sync\S*bf16\S*|tcgen05\.mma\S*kind::(?:f16|tf32)\S*|v_mfma_f32_\w+bf16\w*"
 
 
+_BY_16 = ("K", "N", "rows", "columns", "stride_row")
+"""Numbers that 16 divides."""
 _OUT = {"codes": "*u8", "values": "*bf16", "amax": "*fp32"}
 _VARIANTS = """\
                                | mxfp4 stochastic 0.75 H16 step         | codes
@@ -97,18 +99,12 @@ nvfp4 H16 fixed                | fp8_e4m3 H32 step                      | amax
 """
 
 
-def _policy(text: str) -> OperandPolicy | None:
-    return policies_of(text)[0] if text.strip() else None
-
-
-def _variants() -> Iterator[tuple[OperandPolicy | None, OperandPolicy | None, str]]:
-    for line in _VARIANTS.splitlines():
-        rows, columns, output = line.split("|")
-        yield _policy(rows), _policy(columns), output.strip()
-
-
-VARIANTS = list(_variants())
+VARIANTS: list[tuple[OperandPolicy | None, OperandPolicy | None, str]] = []
 """The quantiser's variants that are compiled: along rows, along columns, and what is written."""
+for _line in _VARIANTS.splitlines():
+    *_sides, _output = _line.split("|")
+    _rows, _columns = (next(iter(policies_of(side)), None) for side in _sides)
+    VARIANTS.append((_rows, _columns, _output.strip()))
 SCALES = policies_of(
     "fp8_e4m3\nnvfp4 stochastic 16/17 H16 step\nnvfp4 ms_eden H16 step"
 )
@@ -151,9 +147,8 @@ def compile_gemm(target: str, fmt: str, tile: Tile, *, even: bool = False) -> Co
         return Compiled(
             kernel="gemm", target=target, variant=variant, problems=problems
         )
-    return _read(
-        kernel, "gemm", target, variant, _NATIVE.get((TARGETS[target][0].backend, fmt))
-    )
+    native = _NATIVE.get((TARGETS[target][0].backend, fmt))
+    return _read(kernel, "gemm", target, variant, native)
 
 
 def compile_quantiser(
@@ -221,13 +216,7 @@ def _compile(
         signature[name] = types.get(name, "constexpr")
         if name in constants:
             values[place,] = constants[name]
-        if signature[name].startswith("*") or name in (
-            "K",
-            "N",
-            "rows",
-            "columns",
-            "stride_row",
-        ):
+        if signature[name].startswith("*") or name in _BY_16:
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, values, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
@@ -311,11 +300,11 @@ def inexact(text: str, backend: str) -> list[str]:
     )
     fused = names["fma"] + names["mad"] + names["mac"]
     exact = 5 * names["div_fixup"] + 2 * names["sqrt"]
-    problems = (
-        []
-        if fused == exact
-        else [f"{fused} fused multiply-adds where exact operations take {exact}"]
-    )
+    problems = []
+    if fused != exact:
+        problems.append(
+            f"{fused} fused multiply-adds where exact operations take {exact}"
+        )
     if names["rcp"] > names["div_fixup"] + 1:
         problems.append(
             f"{names['rcp']} reciprocals for {names['div_fixup']} exact divisions"
@@ -326,13 +315,14 @@ def inexact(text: str, backend: str) -> list[str]:
 def every_kernel(target: str) -> Iterator[Compiled]:
     """Compile every tile of the GEMM, with and without masks, and the quantiser's variants for one target."""
     for (arch, fmt), tiles in TILES.items():
-        widens = (target, fmt) != ("sm_90", "nvfp4") or release(
-            triton.__version__
-        ) >= OLDEST_TO_WIDEN_NVFP4
-        if arch == target and widens:
-            for tile in tiles:
-                for even in (True, False):
-                    yield compile_gemm(target, fmt, tile, even=even)
+        if arch != target:
+            continue
+        is_old = release(triton.__version__) < OLDEST_TO_WIDEN_NVFP4
+        if (target, fmt) == ("sm_90", "nvfp4") and is_old:
+            continue
+        for size in tiles:
+            for even in (True, False):
+                yield compile_gemm(target, fmt, size, even=even)
     for rows, columns, output in VARIANTS:
         yield compile_quantiser(target, rows, columns, output)
     for policy in SCALES:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _LARGEST_GRID = 65_535
 _WIDE = 1 << 22
 """From this stride on, 31 bits do not hold a place in a tile of up to 512 rows or columns."""
-_NO_KEYS = (0,) * len(WORDS)
-_OFF = (None, None, None, None, *_NO_KEYS)
+_NO_KEY = Key(seed=0, layer="", gemm="", operand="", step=0)
+_OFF = (None, None, None, None, *(0 for _ in WORDS))
 
 
 class Memory(NamedTuple):
@@ -48,50 +48,34 @@ class Memory(NamedTuple):
     mask: Tensor | None = None
     tensor: Tensor | None = None
 
-
-def quantise_codes(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, dict[str, Any]]:
-    """Quantise a matrix to packed codes along one or both axes in one read.
-
-    Args:
-        x: [R, C] in bf16, fp16 or fp32, of any strides.
-        draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy. All of one
-            step and call.
-
-    Returns:
-        For each axis ``codes`` and ``scales``, contraction last, ``descale`` and ``mask``.
-
-    Raises:
-        ValueError: a dtype, shape or missing key that a policy cannot take.
-    """
-    packed = {}
-    for axis, memory in _quantise(x, draws, "codes").items():
-        descale = _descale(draws[axis].policy, memory)
-        packed[axis] = {
-            "codes": memory.out,
-            "scales": memory.scales,
-            "descale": descale,
-            "mask": memory.mask,
-        }
-    return packed
+    def descale(self, policy: OperandPolicy) -> float | Tensor:
+        """Return the factor that is left for the accumulator."""
+        return 1.0 / policy.prescale if self.tensor is None else self.tensor[3:]
 
 
 def quantise_values(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Quantized]:
-    """Quantise and dequantise to bf16 along one or both axes in one read; arguments as ``quantise_codes``."""
+    """Quantise and dequantise to bf16 along one or both axes in one read; arguments as ``quantise``."""
     quantized = {}
-    for axis, memory in _quantise(x, draws, "values").items():
-        descale = _descale(draws[axis].policy, memory)
+    for axis, memory in quantise(x, draws, "values").items():
+        descale = memory.descale(draws[axis].policy)
         quantized[axis] = Quantized(
             values=memory.out, descale=descale, mask=memory.mask, axis=axis
         )
     return quantized
 
 
-def _descale(policy: OperandPolicy, memory: Memory) -> float | Tensor:
-    return 1.0 / policy.prescale if memory.tensor is None else memory.tensor[3:]
+def quantise(x: Tensor, draws: Mapping[int, Draw], output: str) -> dict[int, Memory]:
+    """Quantise a matrix along one or both axes in one read.
 
+    Args:
+        x: [R, C] in bf16, fp16 or fp32, of any strides.
+        draws: by contraction axis: 1 contracts over C, 0 over R and gives the transposed copy. All of one
+            step and call.
+        output: ``codes``, packed with the contraction last, or ``values`` in bf16 as stored.
 
-def _quantise(x: Tensor, draws: Mapping[int, Draw], output: str) -> dict[int, Memory]:
-    """Run the kernel, first for the tensor's largest magnitude if need be."""
+    Raises:
+        ValueError: a dtype, shape or missing key that a policy cannot take.
+    """
     for axis, draw in draws.items():
         check_operand(x, draw.policy, axis, draw.key)
     tensors = tensor_scales(x, draws)
@@ -127,7 +111,7 @@ def tensor_scales(x: Tensor, draws: Mapping[int, Draw]) -> dict[int, Tensor]:
     }
     parts: dict[int, Tensor] = {}
     if rotated:
-        programs = math.prod(_plan_of(x, rotated, "amax").grid(x))
+        programs = math.prod(plan_of(x, rotated, "amax").grid(x))
         parts = {axis: x.new_empty(programs, dtype=torch.float32) for axis in rotated}
         launch(x, rotated, {axis: Memory(part) for axis, part in parts.items()}, "amax")
     amax: Tensor | None = None
@@ -195,7 +179,8 @@ def _plan(
     )
 
 
-def _plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
+def plan_of(x: Tensor, draws: Mapping[int, Draw], output: str) -> _Plan:
+    """Return what a launch compiles and how large its tiles are."""
     rows = draws[1].policy if 1 in draws else None
     columns = draws[0].policy if 0 in draws else None
     arch = device_of(str(x.device)).arch if x.device.type == "cuda" else "cpu"
@@ -222,13 +207,10 @@ def launch(
     draws: Mapping[int, Draw],
     memory: Mapping[int, Memory],
     output: str,
-    *,
-    tile: tuple[int, int, int] | None = None,
+    plan: _Plan | None = None,
 ) -> None:
-    """Launch the kernel on a matrix that is not empty, with another tile than the table's if one is given."""
-    plan = _plan_of(x, draws, output)
-    if tile is not None:
-        plan = plan._replace(tile_rows=tile[0], tile_columns=tile[1], warps=tile[2])
+    """Launch the kernel on a matrix that is not empty; ``plan``: ``plan_of`` these, or with another tile."""
+    plan = plan or plan_of(x, draws, output)
     step = 0
     call = 0
     position = None
@@ -238,18 +220,12 @@ def launch(
             sides += _OFF
             continue
         draw = draws[axis]
-        key = draw.key
+        key = draw.key or _NO_KEY
         sides += memory[axis]
-        if draw.position is not None:
-            position = draw.position
-        if key is not None:
-            sides += _key_words(draw.policy, key.seed, key.layer, key.gemm, key.operand)
-            step = key.step
-            call = key.call
-        elif draw.policy.hadamard:  # fixed signs need no key
-            sides += _key_words(draw.policy, 0, "", "", "")
-        else:
-            sides += _NO_KEYS
+        sides += _key_words(draw.policy, key.seed, key.layer, key.gemm, key.operand)
+        position = position if draw.position is None else draw.position
+        step = max(step, key.step)
+        call = max(call, key.call)
     strides = x.stride()
     with on_device(x):
         quantise_kernel[plan.grid(x)](

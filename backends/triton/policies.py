@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ablate.recipes.scale_rules import Family
 
 _LARGEST_HADAMARD = 128
-_TILE = 64
 BLOCK = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements along K that share a scale byte, for packed formats with block scales."""
 BITS = {"mxfp4": 4, "nvfp4": 4}
@@ -85,22 +84,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """The GEMM's constants for a format: dot_scaled's name, elements per byte, elements that share a scale."""
 
-_BLACKWELL_FP4 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 256, warps=4))
-_BLACKWELL_FP8 = (Tile(128, 256, 128, warps=8), Tile(128, 128, 128, warps=8))
-_ONE_SIZE = (Tile(128, 128, 128, warps=8),)
 TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
-    ("sm_90", "mxfp4"): _ONE_SIZE,
-    ("sm_90", "nvfp4"): _ONE_SIZE,
-    ("sm_90", "mxfp8"): _ONE_SIZE,
-    ("sm_100", "mxfp4"): _BLACKWELL_FP4,
-    ("sm_100", "nvfp4"): _BLACKWELL_FP4,
-    ("sm_100", "mxfp8"): _BLACKWELL_FP8,
-    ("sm_103", "mxfp4"): _BLACKWELL_FP4,
-    ("sm_103", "nvfp4"): _BLACKWELL_FP4,
-    ("sm_103", "mxfp8"): _BLACKWELL_FP8,
-    ("sm_120", "mxfp4"): _ONE_SIZE,
-    ("sm_120", "nvfp4"): _ONE_SIZE,
-    ("sm_120", "mxfp8"): _ONE_SIZE,
     ("gfx950", "mxfp4"): (
         Tile(256, 128, 256, warps=8, stages=2),
         Tile(128, 128, 256, warps=4, stages=2),
@@ -111,6 +95,12 @@ TILES: dict[tuple[str, str], tuple[Tile, ...]] = {
     ),
 }
 """(architecture, format) → tiles, the largest first. Missing entries have no native instruction."""
+for _format in FORMATS:
+    for _arch in ("sm_90", "sm_120"):
+        TILES[_arch, _format] = (Tile(128, 128, 128, warps=8),)
+    for _arch in ("sm_100", "sm_103"):
+        small = (128, 128, 128, 8) if _format == "mxfp8" else (128, 128, 256, 4)
+        TILES[_arch, _format] = (Tile(128, 256, 128, warps=8), Tile(*small))
 
 INTERPRETED = Tile(128, 128, 256, warps=4)
 
@@ -185,7 +175,10 @@ _H200: dict[str, dict[str, tuple[int, int, int]]] = {
 }
 """Kind of policy → axis → the fastest (rows, columns, warps) of those timed on an H200 with torch 2.11 and
 Triton 3.6, 8192 × 4096 bf16 to values."""
-_TIMED: dict[str, dict[str, dict[str, tuple[int, int, int]]]] = {"sm_90": _H200}
+
+
+_KINDS = ("errors", "drawn", "tensor", "nearest")
+"""The kinds of work; the slower one of two sides decides."""
 
 
 def _kind(policy: OperandPolicy) -> str:
@@ -205,18 +198,16 @@ def tile(
     if interpreting():  # a program costs milliseconds there, whatever its size
         return 128, 128, 4
     sides = [policy for policy in (rows, columns) if policy]
-    kinds = {_kind(policy) for policy in sides}
     axis = "both"
     if rows is None:
         axis = "columns"
     elif columns is None:
         axis = "rows"
-    # The slower kind decides; 64 columns are one round of the random stream's layout.
-    kind = next(
-        kind for kind in ("errors", "drawn", "tensor", "nearest") if kind in kinds
-    )
-    untimed = (32 if axis == "rows" else _TILE, _TILE, 0)
-    tall, wide, warps = _TIMED.get(arch, {}).get(kind, {}).get(axis, untimed)
+    kind = min(map(_kind, sides), key=_KINDS.index)
+    # 64 columns are one round of the random stream's layout.
+    tall, wide, warps = (32 if axis == "rows" else 64, 64, 0)
+    if arch == "sm_90" and axis in _H200[kind]:
+        tall, wide, warps = _H200[kind][axis]
     for policy in sides:
         tall = max(tall, block_shape(policy)[0])
     if columns:

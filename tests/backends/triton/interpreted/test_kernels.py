@@ -229,10 +229,10 @@ def test_a_launch_brings_nothing_from_the_cpu(text, monkeypatch):
     monkeypatch.setattr(launch, "scale_kernel", Nothing())
     # what is the same in each launch is prepared once
     launch.quantise_values(x, {1: draw, 0: draw})
-    launch.quantise_codes(x, {1: draw, 0: draw})
+    launch.quantise(x, {1: draw, 0: draw}, "codes")
     with Record():
         launch.quantise_values(x, {1: draw, 0: draw})
-        launch.quantise_codes(x, {1: draw, 0: draw})
+        launch.quantise(x, {1: draw, 0: draw}, "codes")
     assert set(names) <= {"empty", "new_empty", "slice", "linalg_vector_norm"}
 
 
