@@ -17,7 +17,7 @@ from ablate.diagnose.recorder import (
     draws_of,
     sampled_rows,
 )
-from ablate.layers.linear import product
+from ablate.layers.linear import Pass
 from ablate.layers.state import EVAL_CALL, Position
 from ablate.numerics import apply_recipe
 from ablate.recipes import (
@@ -66,9 +66,8 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
     x, dy, w = (t.double() for t in (tapped.x, tapped.dy, tapped.weight))
     exact = {"fprop": x @ w.t(), "dgrad": dy @ w, "wgrad": dy.t() @ x}
     for gemm, diagnosis in diagnosed(tapped).items():
-        output = product(
-            tapped.layer, gemm, AT, dy=tapped.dy, x=tapped.x, weight=tapped.weight
-        ).double()
+        layer_pass = Pass(tapped.layer, AT, tapped.x, tapped.weight, tapped.dy)
+        output = layer_pass.product(gemm).double()
         relative = ((output - exact[gemm]).norm() / exact[gemm].norm()).item()
         assert diagnosis["product"]["relative_error"] == pytest.approx(
             relative, rel=1e-3
