@@ -50,29 +50,29 @@ def quantizer_factory(role: Any) -> Any:
     )
 
 
-def _build(one: Quantizer) -> Any:
+def _build(quantizer: Quantizer) -> Any:
     from transformer_engine.pytorch.constants import DType
 
-    if one.kind == "identity":
+    if quantizer.kind == "bf16":
         from transformer_engine.pytorch.tensor.identity_tensor import IdentityQuantizer
 
         return IdentityQuantizer()
-    if one.kind == "mxfp8":
+    if quantizer.kind == "mxfp8":
         from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
         return MXFP8Quantizer(fp8_dtype=DType.kFloat8E4M3)
-    if one.kind == "nvfp4":
+    if quantizer.kind == "nvfp4":
         from transformer_engine.pytorch.tensor.nvfp4_tensor import NVFP4Quantizer
 
-        measure, largest = one.four_six or ("MAE", 448)
+        measure, largest = quantizer.four_six or ("MAE", 448)
         return NVFP4Quantizer(
             fp4_dtype=DType.kFloat4E2M1,
-            with_rht=one.rht,
-            with_post_rht_amax=one.rht,
-            with_2d_quantization=one.two_dimensional,
-            stochastic_rounding=one.stochastic,
-            row_scaled_nvfp4=one.row_scaled,
-            nvfp4_use_4over6=one.four_six is not None,
+            with_rht=quantizer.rht,
+            with_post_rht_amax=quantizer.rht,
+            with_2d_quantization=quantizer.two_dimensional,
+            stochastic_rounding=quantizer.stochastic,
+            row_scaled_nvfp4=quantizer.row_scaled,
+            nvfp4_use_4over6=quantizer.four_six is not None,
             nvfp4_e4m3_max=largest,
             nvfp4_4over6_err_mode=measure,
             with_random_sign_mask=True,
@@ -82,7 +82,7 @@ def _build(one: Quantizer) -> Any:
         Float8CurrentScalingQuantizer,
     )
 
-    dtype = DType.kFloat8E5M2 if one.kind == "fp8_e5m2" else DType.kFloat8E4M3
+    dtype = DType.kFloat8E5M2 if quantizer.kind == "fp8_e5m2" else DType.kFloat8E4M3
     return Float8CurrentScalingQuantizer(
         fp8_dtype=dtype,
         device=torch.device("cuda"),

@@ -16,7 +16,7 @@ from ablate.recipes.place import idle_roles, phases_of
 from ablate.recipes.policy import GEMMS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from ablate.recipes.place import LayerPlace
     from ablate.recipes.policy import Gemm, Recipe
@@ -111,14 +111,13 @@ class Coverage:
             lines.append(
                 f"{', '.join(gemms)}: {count} of {total} in low precision, {share:.1%} of the FLOPs"
             )
-        lines += [
-            f"  not {text}" for text in _with_reasons(self.matrices, self.uncovered)
-        ]
+        reasons = _with_reasons(self.matrices, self.uncovered)
+        lines += [f"  not {reason}" for reason in reasons]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
-def _number(matrices: Sequence[WeightMatrix]) -> str:
+def _number(matrices: Collection[object]) -> str:
     if len(matrices) == 1:
         return "1 matrix"
     return f"{len(matrices)} matrices"
@@ -147,10 +146,14 @@ def coverage_of(
         elif matrix.out_of_reach is not None:
             prefix = f"{_BY_DEFAULT}; " if matrix.is_head else ""
             uncovered[name] = prefix + matrix.out_of_reach
+        elif gemms := _low_gemms(recipe, places[name]):
+            low[name] = gemms
+        elif not recipe.is_ever_low:
+            uncovered[name] = "the recipe is in high precision"
+        elif matrix.is_head:
+            uncovered[name] = _BY_DEFAULT
         else:
-            low[name] = _low_gemms(recipe, places[name])
-            if not low[name]:
-                uncovered[name] = _reason(recipe, matrix)
+            uncovered[name] = "a rule of the recipe keeps it in high precision"
     all_notes = (*_notes(recipe, places), *notes)
     return Coverage(matrices=matrices, low=low, uncovered=uncovered, notes=all_notes)
 
@@ -161,22 +164,14 @@ def _low_gemms(recipe: Recipe, place: LayerPlace) -> tuple[Gemm, ...]:
         for gemm, _, policy in phase.recipe.operands():
             if not policy.is_high_precision:
                 low.add(gemm)
-    return tuple(gemm for gemm in GEMMS if gemm in low)
-
-
-def _reason(recipe: Recipe, matrix: WeightMatrix) -> str:
-    """Say why a matrix within reach has no GEMM in low precision."""
-    if not recipe.is_ever_low:
-        return "the recipe is in high precision"
-    if matrix.is_head:
-        return _BY_DEFAULT
-    return "a rule of the recipe keeps it in high precision"
+    return tuple(sorted(low, key=GEMMS.index))
 
 
 def _notes(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[str]:
-    policies = [policy for part in recipe.parts for _, _, policy in part.operands()]
     if any(
-        policy.is_high_precision and policy.source == "forward" for policy in policies
+        policy.is_high_precision and policy.source == "forward"
+        for part in recipe.parts
+        for _, _, policy in part.operands()
     ):
         yield "a backward GEMM in high precision multiplies what Fprop multiplied, dequantised"
     if idle := idle_roles(recipe, places):
@@ -204,23 +199,15 @@ def coverage_faults(
     yield from _idle_patterns("skip", skip, matrices, "matrix of the model")
     kind = "matrix that is out of a recipe's reach"
     yield from _idle_patterns(key.rstrip("=: "), allow, out_of_reach, kind)
-    hidden: dict[str, WeightMatrix] = {}
+    reasons: dict[str, str] = {}
     for matrix in out_of_reach:
         if not (matrix.is_head or matrix.named_by(skip) or matrix.named_by(allow)):
-            hidden[matrix.name] = matrix
-    if hidden and recipe.is_ever_low:
-        reasons = _with_reasons(
-            hidden.values(),
-            {name: str(matrix.out_of_reach) for name, matrix in hidden.items()},
-        )
-        number = _number([*hidden.values()])
-        message = (
-            f"the recipe does not reach {number} of the model: {'; '.join(reasons)}"
-        )
-        yield (
-            message,
-            f"if high precision is meant there: {key}{in_short(hidden, '{}')}",
-        )
+            reasons[matrix.name] = str(matrix.out_of_reach)
+    if reasons and recipe.is_ever_low:
+        listed = "; ".join(_with_reasons(out_of_reach, reasons))
+        message = f"the recipe does not reach {_number(reasons)} of the model: {listed}"
+        hint = f"if high precision is meant there: {key}{in_short(reasons, '{}')}"
+        yield message, hint
 
 
 def _idle_patterns(
@@ -232,13 +219,10 @@ def _idle_patterns(
     names = [name for matrix in matrices for name in matrix.names]
     expected = f"expected {one_of(in_short(names, '{}'))}" if names else "there is none"
     for pattern in patterns:
-        if pattern != EVERYTHING and not any(
-            fnmatchcase(name, pattern) for name in names
-        ):
-            yield (
-                f"{key}: '{pattern}' names no {kind}",
-                likely(pattern, names, expected),
-            )
+        is_idle = not any(fnmatchcase(name, pattern) for name in names)
+        if is_idle and pattern != EVERYTHING:
+            message = f"{key}: '{pattern}' names no {kind}"
+            yield message, likely(pattern, names, expected)
 
 
 def _with_reasons(
@@ -248,10 +232,9 @@ def _with_reasons(
     groups: dict[str, list[str]] = {}
     for matrix in matrices:
         if matrix.name in reasons:
+            label = matrix.name
             if matrix.also:
-                label = f"{matrix.name} (= {', '.join(matrix.also)})"
-            else:
-                label = matrix.name
+                label += f" (= {', '.join(matrix.also)})"
             groups.setdefault(reasons[matrix.name], []).append(label)
     return [
         f"{', '.join(in_short(labels))}: {reason}" for reason, labels in groups.items()
@@ -262,14 +245,14 @@ def in_short(names: Iterable[str], form: str = "{} ({})") -> list[str]:
     """Group names that differ in numbers alone, as ``layers.*.mixing (12)``; ``form``: pattern and number."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        if name.isdecimal():
-            pattern = name
-        else:
+        pattern = name
+        if not name.isdecimal():
             pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
         groups.setdefault(pattern, []).append(name)
     labels = []
     for pattern, members in groups.items():
-        labels.append(
-            members[0] if len(members) == 1 else form.format(pattern, len(members))
-        )
+        label = members[0]
+        if len(members) > 1:
+            label = form.format(pattern, len(members))
+        labels.append(label)
     return labels

@@ -132,28 +132,14 @@ def rule_faults(
         message = f"rules name all {blocks} blocks of this model, so that the recipe's own GEMMs never run"
         hint = "set recipe.layers for a model of this depth, e.g. layers: [{last: 1, recipe: bf16}]"
         yield None, message, hint
-    if (
-        recipe.is_high_precision
-        and recipe.is_ever_low
-        and not _is_low_anywhere(recipe, places)
-    ):
-        message = (
-            "no layer of this model has a role that the recipe sets in low precision"
-        )
-        yield (
-            None,
-            message,
-            f"no layer is {', '.join(idle_roles(recipe, places))}; bf16 says it",
-        )
-
-
-def _is_low_anywhere(recipe: Recipe, places: Mapping[str, LayerPlace]) -> bool:
-    for place in places.values():
-        if not all(
-            phase.recipe.is_high_precision for phase in phases_of(recipe, place)
-        ):
-            return True
-    return False
+    if recipe.is_high_precision and recipe.is_ever_low:
+        followed: list[LayerRecipe] = []
+        for place in places.values():
+            followed += [phase.recipe for phase in phases_of(recipe, place)]
+        if all(part.is_high_precision for part in followed):
+            message = "no layer of this model has a role that the recipe sets in low precision"
+            hint = f"no layer is {', '.join(idle_roles(recipe, places))}; bf16 says it"
+            yield None, message, hint
 
 
 def idle_roles(recipe: Recipe, places: Mapping[str, LayerPlace]) -> list[str]:

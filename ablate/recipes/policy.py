@@ -10,6 +10,7 @@ the policy says otherwise. A contradictory policy raises ``ValueError``, which n
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -144,24 +145,21 @@ class OperandPolicy:
             return (
                 f"block '{self.block}' on {self.format} (it takes {', '.join(blocks)})"
             )
-        if self.is_high_precision and (
-            self.rounding != "nearest" or self.prescale != 1.0 or self.mask
-        ):
-            return (
-                f"rounding, prescale or mask on {self.format}, which is high precision"
-            )
-        if self.is_high_precision and self.source == "forward_bf16":
-            return f"source 'forward_bf16' on {self.format}: 'forward' says it"
-        if not 0 < self.prescale <= 1:
-            return f"prescale {self.prescale} (above 0, at most 1)"
-        if self.prescale != 1.0 and not self.is_stochastic:
-            message = (
-                "with nearest rounding (it keeps stochastic rounding from clipping)"
-            )
-            return f"prescale {self.prescale} {message}"
-        if self.prescale != 1.0 and self.block == "none":
-            return f"prescale {self.prescale} with scale '{self.scale}' (it is of blocks of 16 or 32)"
-        if self.undo == "operand" and self.prescale == 1.0:
+        has_prescale = self.prescale != 1.0
+        if self.is_high_precision:
+            if self.rounding != "nearest" or has_prescale or self.mask:
+                return f"rounding, prescale or mask on {self.format}, which is high precision"
+            if self.source == "forward_bf16":
+                return f"source 'forward_bf16' on {self.format}: 'forward' says it"
+        if has_prescale:
+            prescale = f"prescale {self.prescale}"
+            if not 0 < self.prescale <= 1:
+                return f"{prescale} (above 0, at most 1)"
+            if not self.is_stochastic:
+                return f"{prescale} with nearest rounding (it keeps stochastic rounding from clipping)"
+            if self.block == "none":
+                return f"{prescale} with scale '{self.scale}' (it is of blocks of 16 or 32)"
+        elif self.undo == "operand":
             return "undo 'operand' without a prescale to undo"
         if self.rounding == "stochastic_rocm" and self.format != "mxfp4":
             return f"rounding 'stochastic_rocm' on {self.format} (it is that of a kernel for mxfp4)"
@@ -298,46 +296,47 @@ class LayerRecipe:
 
     def __post_init__(self) -> None:
         if fault := self._fault():
-            raise ValueError(fault)
+            message, part = fault
+            raise said(message, None, part)
 
-    def _fault(self) -> str | None:
-        forward = self.fprop.right
-        backward = self.dgrad.right
-        is_square = (
-            forward.block in ("32x32", "16x16") or forward.scale_rule.outer == "128x128"
-        )
-        is_shared = is_square and (backward.block, backward.scale) == (
-            forward.block,
-            forward.scale,
-        )
-        if is_shared and (forward.hadamard or backward.hadamard):
-            return (
-                "a square weight tile under a Hadamard: Fprop rotates it along in-features and Dgrad along "
-                "out-features, so one tile cannot serve both"
+    def _fault(self) -> tuple[str, str] | None:
+        """Return what is wrong, and the GEMM or the recipe's key at fault."""
+        weight = self.fprop.right
+        is_square = weight.block in ("32x32", "16x16")
+        if is_square or weight.scale_rule.outer == "128x128":
+            backward = self.dgrad.right
+            is_shared = (backward.block, backward.scale) == (
+                weight.block,
+                weight.scale,
             )
+            if is_shared and (weight.hadamard or backward.hadamard):
+                message = (
+                    "a square weight tile under a Hadamard: Fprop rotates it along in-features and Dgrad along "
+                    "out-features, so one tile cannot serve both"
+                )
+                return message, "weight_block"
         for gemm, operand, policy in self.operands():
             name = f"{gemm}.{operand}"
             if policy.mask and gemm != "fprop":
-                return f"mask on {name} (it is of forward operands)"
+                return f"mask on {name} (it is of forward operands)", gemm
             if policy.signs == "backward" and gemm == "fprop":
-                return f"signs 'backward' on {name} (Dgrad and Wgrad share them)"
+                return f"signs 'backward' on {name} (Dgrad and Wgrad share them)", gemm
             if policy.source == "high_precision":
                 continue
+            fault = f"source '{policy.source}' on {name}"
             if name not in ("dgrad.w", "wgrad.x"):
-                return f"source '{policy.source}' on {name}, which the forward GEMM does not use"
+                return f"{fault}, which the forward GEMM does not use", gemm
             source = self.fprop.right if operand == "w" else self.fprop.left
             if source.is_high_precision:
-                return f"source '{policy.source}' on {name}, but Fprop's {operand} is in {source.format}"
-        for forward, backward, operand in (
-            (self.fprop.left, self.wgrad.right, "x"),
-            (self.fprop.right, self.dgrad.right, "w"),
+                return f"{fault}, but Fprop's {operand} is in {source.format}", gemm
+        for operand, forward, backward in (
+            ("x", self.fprop.left, self.wgrad.right),
+            ("w", self.fprop.right, self.dgrad.right),
         ):
-            if (
-                forward.mask
-                and forward.hadamard
-                and backward.source == "high_precision"
-            ):
-                return f"mask on fprop.{operand} under a Hadamard needs source 'forward' on its backward operand"
+            is_masked = forward.mask and forward.hadamard
+            if is_masked and backward.source == "high_precision":
+                message = f"mask on fprop.{operand} under a Hadamard needs source 'forward' on its backward operand"
+                return message, "fprop"
         return None
 
     def gemm(self, name: Gemm) -> GemmPolicy:
@@ -373,11 +372,7 @@ Roles = Annotated[
 
 
 def _count_or_share(value: Any) -> Any:
-    if (
-        isinstance(value, str)
-        and value.removesuffix("%").isdecimal()
-        and value.endswith("%")
-    ):
+    if isinstance(value, str) and re.fullmatch(r"\d+%", value):
         value = int(value[:-1]) / 100
     if (type(value) is int and value >= 0) or (type(value) is float and 0 < value < 1):
         return value
@@ -508,22 +503,20 @@ class Recipe(Section, LayerRecipe):
     phases: tuple[Phase, ...] = ()
     deoscillate: Deoscillate | None = None
 
-    def _fault(self) -> str | None:
+    def _fault(self) -> tuple[str, str] | None:
         if fault := super()._fault():
             return fault
-        if self.deoscillate is None:
-            return None
-        for part in self.parts:
+        for part in self.parts if self.deoscillate else ():
             w = part.fprop.right
             if not w.is_high_precision and not w.has_fixed_grid:
-                if w.hadamard:
-                    rotation = f"a Hadamard of {w.hadamard}"
-                else:
-                    rotation = "no Hadamard"
-                return (
+                message = (
                     "deoscillate needs a grid that weights can be set to, but Fprop's w has "
-                    f"{w.rounding} rounding, scale '{w.scale}' and {rotation}"
+                    f"{w.rounding} rounding, scale '{w.scale}' and "
                 )
+                message += (
+                    f"a Hadamard of {w.hadamard}" if w.hadamard else "no Hadamard"
+                )
+                return message, "deoscillate"
         return None
 
     @cached_property
@@ -542,10 +535,9 @@ class Recipe(Section, LayerRecipe):
     @property
     def later(self) -> tuple[Later, ...]:
         """All that begins later in the run: phases, then resets."""
-        return (
-            *self.phases,
-            *(() if self.deoscillate is None else (self.deoscillate,)),
-        )
+        if self.deoscillate is None:
+            return self.phases
+        return (*self.phases, self.deoscillate)
 
     @property
     def parts(self) -> tuple[LayerRecipe, ...]:

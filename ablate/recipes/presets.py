@@ -4,7 +4,7 @@
 docs/numerics.md is generated from them; the page says what a name that ends in ``-code`` means, and what is
 left out. ``presets.json`` has these keys for each:
 
-``recipe``: as a study file writes it.
+``written``: the recipe, as a study file writes it.
 ``like``: an earlier entry, which gives the keys that this one leaves out.
 ``source``: what describes it, and the date of that: the month of a paper, the day of a repository's commit.
 ``published``, ``assumed``: what the source states, and what is our choice.
@@ -14,9 +14,11 @@ Bits were *compared with* what ``benchmarks/oracles.py`` runs; what could not be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from ablate.recipes.short import PUBLISHED, RecipeSpec, resolve
 
@@ -34,17 +36,18 @@ class Citation:
     date: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A published recipe; ``written``: as a study file writes it."""
+    """A published recipe, by the keys of ``presets.json``."""
 
     name: str
+    like: str | None = None
     summary: str
     source: Citation
     written: dict[str, Any]
     published: list[str]
-    assumed: list[str]
-    checked: str
+    assumed: list[str] = Field(default_factory=list)
+    checked: str = "read in the publication"
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -52,23 +55,7 @@ class Preset:
         return resolve(RecipeSpec(**self.written))
 
 
-def _presets() -> dict[str, Preset]:
-    presets: dict[str, Preset] = {}
-    entries: dict[str, dict[str, Any]] = {}
-    for name, written in PUBLISHED.items():
-        entry: dict[str, Any] = {"assumed": [], "checked": "read in the publication"}
-        entry |= entries.get(written.get("like", ""), {}) | written
-        entries[name] = entry
-        presets[name] = Preset(
-            name=name,
-            summary=entry["summary"],
-            source=Citation(**entry["source"]),
-            written=entry["recipe"],
-            published=entry["published"],
-            assumed=entry["assumed"],
-            checked=entry["checked"],
-        )
-    return presets
-
-
-PRESETS = _presets()
+PRESETS: dict[str, Preset] = {}
+for _name, _entry in PUBLISHED.items():
+    _keys = vars(PRESETS[_entry["like"]]) if "like" in _entry else {}
+    PRESETS[_name] = Preset(**{**_keys, **_entry, "name": _name})

@@ -8,7 +8,7 @@ Plain data without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Family = Literal[
@@ -20,7 +20,6 @@ Kernel = Literal["cpp", "triton"]
 
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
 _FP4 = ("fp4_e2m1", "fp4_e3m0")
-_MX = ("mxfp8", "mxfp4")
 _BOTH: tuple[Kernel, ...] = ("cpp", "triton")
 
 
@@ -53,56 +52,55 @@ class ScaleRule:
         return self.family == "ms_eden"
 
 
+_TENSOR = ScaleRule(
+    family="tensor", formats=(*_FP8, *_FP4), outer="tensor", kernels=_BOTH
+)
+_GROUPS = ScaleRule(family="groups", formats=_FP8, outer="1x128", kernels=("cpp",))
+_POWERS = replace(_GROUPS, is_power_of_two=True, kernels=())
+_E8M0 = ScaleRule(
+    family="e8m0", formats=("mxfp8", "mxfp4"), element="e8m0", kernels=_BOTH
+)
+_TWO_LEVEL = ScaleRule(
+    family="two_level",
+    formats=("nvfp4",),
+    element="e4m3",
+    outer="tensor",
+    largest_scale=448.0,
+)
+_UE5M3 = ScaleRule(
+    family="ue5m3", formats=("nvfp4",), element="ue5m3", kernels=("cpp",)
+)
+# 1.5 × 256 fits E4M3 (2512.02010).
+_FOUR_SIX = replace(
+    _TWO_LEVEL, family="four_six", largest_scale=256.0, measure="mae", kernels=_BOTH
+)
+# The correction may raise a block scale (2601.22813).
+_MS_EDEN = replace(_FOUR_SIX, family="ms_eden", largest_scale=255.99, measure="scaled")
+
 SCALE_RULES: dict[str, ScaleRule] = {
     "none": ScaleRule(family="none", formats=("bf16", "fp16")),
-    "tensor": ScaleRule(family="tensor", formats=(*_FP8, *_FP4), outer="tensor", kernels=_BOTH),
-    "delayed": ScaleRule(family="tensor", formats=_FP8, outer="tensor", is_delayed=True, kernels=_BOTH),
-    "row": ScaleRule(family="groups", formats=(*_FP8, *_FP4), outer="row", kernels=("cpp",)),
-    "1x128": ScaleRule(family="groups", formats=_FP8, outer="1x128", kernels=("cpp",)),
-    "128x128": ScaleRule(family="groups", formats=_FP8, outer="128x128", kernels=("cpp",)),
-    "1x128_pow2": ScaleRule(family="groups", formats=_FP8, outer="1x128", is_power_of_two=True),
-    "128x128_pow2": ScaleRule(family="groups", formats=_FP8, outer="128x128", is_power_of_two=True),
+    "tensor": _TENSOR,
+    "delayed": replace(_TENSOR, formats=_FP8, is_delayed=True),
+    "row": replace(_GROUPS, formats=(*_FP8, *_FP4), outer="row"),
+    "1x128": _GROUPS,
+    "128x128": replace(_GROUPS, outer="128x128"),
+    "1x128_pow2": _POWERS,
+    "128x128_pow2": replace(_POWERS, outer="128x128"),
     "searched": ScaleRule(family="searched", formats=_FP4, outer="row", kernels=("cpp",)),
-    "floor": ScaleRule(family="e8m0", formats=_MX, element="e8m0", can_clip=True, kernels=_BOTH),
-    "even": ScaleRule(family="e8m0", formats=_MX, element="e8m0", can_clip=True, kernels=_BOTH),
-    "rceil": ScaleRule(family="e8m0", formats=_MX, element="e8m0", kernels=_BOTH),
-    "quest": ScaleRule(family="quest", formats=("mxfp4",), element="e8m0", kernels=_BOTH),
-    "two_level": ScaleRule(
-        family="two_level", formats=("nvfp4", "nvint4", "if4"), element="e4m3", outer="tensor",
-        largest_scale=448.0, kernels=_BOTH,
-    ),
-    "two_level_row": ScaleRule(
-        family="two_level", formats=("nvfp4",), element="e4m3", outer="row", largest_scale=448.0
-    ),
-    "two_level_1x128": ScaleRule(
-        family="two_level", formats=("nvfp4",), element="e4m3", outer="1x128", largest_scale=448.0
-    ),
-    "two_level_ue5m3": ScaleRule(
-        family="ue5m3", formats=("nvfp4",), element="ue5m3", outer="tensor", largest_scale=114688.0,
-        kernels=("cpp",),
-    ),
-    "ue5m3": ScaleRule(family="ue5m3", formats=("nvfp4",), element="ue5m3", kernels=("cpp",)),
-    # 1.5 × 256 fits E4M3 (2512.02010).
-    "four_six": ScaleRule(
-        family="four_six", formats=("nvfp4",), element="e4m3", outer="tensor", largest_scale=256.0,
-        measure="mse", kernels=_BOTH,
-    ),
-    "four_six_mae": ScaleRule(
-        family="four_six", formats=("nvfp4",), element="e4m3", outer="tensor", largest_scale=256.0,
-        measure="mae", kernels=_BOTH,
-    ),
-    "four_six_mae_row": ScaleRule(
-        family="four_six", formats=("nvfp4",), element="e4m3", outer="row", largest_scale=256.0, measure="mae"
-    ),
-    # The correction may raise a block scale (2601.22813).
-    "ms_eden": ScaleRule(
-        family="ms_eden", formats=("nvfp4",), element="e4m3", outer="tensor", largest_scale=255.99,
-        measure="scaled", kernels=_BOTH,
-    ),
-    "ms_eden_unscaled": ScaleRule(
-        family="ms_eden", formats=("nvfp4",), element="e4m3", outer="tensor", largest_scale=255.99,
-        measure="unscaled", kernels=_BOTH,
-    ),
+    "floor": replace(_E8M0, can_clip=True),
+    "even": replace(_E8M0, can_clip=True),
+    "rceil": _E8M0,
+    "quest": replace(_E8M0, family="quest", formats=("mxfp4",)),
+    "two_level": replace(_TWO_LEVEL, formats=("nvfp4", "nvint4", "if4"), kernels=_BOTH),
+    "two_level_row": replace(_TWO_LEVEL, outer="row"),
+    "two_level_1x128": replace(_TWO_LEVEL, outer="1x128"),
+    "two_level_ue5m3": replace(_UE5M3, outer="tensor", largest_scale=114688.0),
+    "ue5m3": _UE5M3,
+    "four_six": replace(_FOUR_SIX, measure="mse"),
+    "four_six_mae": _FOUR_SIX,
+    "four_six_mae_row": replace(_FOUR_SIX, outer="row", kernels=()),
+    "ms_eden": _MS_EDEN,
+    "ms_eden_unscaled": replace(_MS_EDEN, measure="unscaled"),
 }  # fmt: skip
 """The rules by name; the first that has a format is the format's default."""
 SCALES: dict[str, tuple[str, ...]] = {}

@@ -256,9 +256,9 @@ def _at(*path: str | int) -> Iterator[None]:
         raise SenselessRecipe(str(fault), *path, *fault.path, hint=fault.hint) from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise SenselessRecipe(
-            str(first.get("ctx", {}).get("error", first["msg"])), *path
-        ) from None
+        context = first.get("ctx", {})
+        message = str(context.get("error", first["msg"]))
+        raise SenselessRecipe(message, *path, *context.get("key", ())) from None
 
 
 def read_recipe(written: Any) -> Recipe:
@@ -333,7 +333,7 @@ def resolve(spec: RecipeSpec) -> Recipe:
     rules = _parts("layers", spec.layers, preset.rules, LayerRule, spec.accumulate)
     phases = _parts("phases", spec.phases, preset.phases, Phase, spec.accumulate)
     resets = spec.deoscillate or preset.deoscillate
-    with _at("deoscillate"):
+    with _at():
         recipe = Recipe(**vars(layer), rules=rules, phases=phases, deoscillate=resets)
     if resets and not any(part.fprop.right.has_fixed_grid for part in recipe.parts):
         hint = "name fprop in gemms, or leave it out"
@@ -391,7 +391,7 @@ def as_written(recipe: LayerRecipe) -> dict[str, Any]:
 
 @cache
 def _published(name: str) -> Recipe:
-    return resolve(RecipeSpec(**PUBLISHED[name]["recipe"]))
+    return resolve(RecipeSpec(**PUBLISHED[name]["written"]))
 
 
 def _adding(layer: LayerRecipe, accumulate: Accumulate) -> LayerRecipe:
@@ -413,39 +413,27 @@ def _layer(spec: LayerRecipeSpec) -> LayerRecipe:
         value = getattr(spec, name)
         if name not in ("preset", "accumulate", *GEMMS) and value != default:
             written[name] = value
-    for name in written if spec.preset else ():
+    if spec.preset and written:
+        name = next(iter(written))
+        message = f"{name} beside preset '{spec.preset}', which says it already"
         hint = "leave it out, or write under fprop, dgrad or wgrad what differs"
-        raise SenselessRecipe(
-            f"{name} beside preset '{spec.preset}', which says it already",
-            name,
-            hint=hint,
-        )
+        raise SenselessRecipe(message, name, hint=hint)
     if "format" in written and not spec.gemms:
+        message = f"format '{spec.format}' without gemms, which it is for"
         hint = "name the GEMMs in gemms, or the format in rest"
-        raise SenselessRecipe(
-            f"format '{spec.format}' without gemms, which it is for",
-            "format",
-            hint=hint,
-        )
+        raise SenselessRecipe(message, "format", hint=hint)
     own_keys: dict[Gemm, dict[str, Any]] = {}
     all_keys: dict[Gemm, dict[str, Any]] = {}
     policies: dict[str, GemmPolicy] = {}
     for gemm in GEMMS:
-        own_keys[gemm] = _written(getattr(spec, gemm) or GemmSpec())
+        own_keys[gemm] = _written(getattr(spec, gemm))
         fmt = spec.format if gemm in spec.gemms else spec.rest
         all_keys[gemm] = {**vars(spec), "format": fmt, **own_keys[gemm]}
-    for gemm in GEMMS:
         with _at(gemm):
-            policies[gemm] = _policy(spec, gemm, own_keys[gemm], all_keys[gemm])
+            policies[gemm] = _policy(gemm, own_keys[gemm], all_keys[gemm])
     _refuse_idle_keys(written, own_keys, all_keys)
-    try:
-        with _at():
-            layer = LayerRecipe(**policies)
-    except SenselessRecipe as fault:
-        place = next(
-            (gemm for gemm in GEMMS if f" on {gemm}." in str(fault)), "weight_block"
-        )
-        raise SenselessRecipe(str(fault), place) from None
+    with _at():
+        layer = LayerRecipe(**policies)
     adding = _adding(layer, spec.accumulate)
     if spec.accumulate != "fp32" and adding == layer:
         formats = " or ".join(ADDED_BY[spec.accumulate])
@@ -490,7 +478,9 @@ def _refuse_idle_keys(
                 )
 
 
-def _written(spec: GemmSpec | OperandSpec) -> dict[str, Any]:
+def _written(spec: GemmSpec | OperandSpec | None) -> dict[str, Any]:
+    if spec is None:
+        return {}
     return {name: value for name, value in vars(spec).items() if value is not None}
 
 
@@ -499,40 +489,34 @@ def _is_low(fmt: str) -> bool:
     return fmt not in ("bf16-dequantised", *HIGH_FORMATS, *_FP8)
 
 
-def _policy(
-    spec: LayerRecipeSpec,
-    gemm: Gemm,
-    own_keys: dict[str, Any],
-    all_keys: dict[str, Any],
-) -> GemmPolicy:
-    """``own_keys``: the keys written for this GEMM; ``all_keys``: these and the recipe's."""
-    of_preset = _published(spec.preset).gemm(gemm) if spec.preset else None
+def _policy(gemm: Gemm, own_keys: dict[str, Any], keys: dict[str, Any]) -> GemmPolicy:
+    """``own_keys``: the keys written for this GEMM; ``keys``: these and the recipe's."""
+    preset = keys["preset"]
     anew = {name: value for name, value in own_keys.items() if name not in STORED}
-    if of_preset is not None and anew and "format" not in anew:
-        message = f"{', '.join(anew)} on {gemm} of preset '{spec.preset}' without its format: say it too"
-        raise SenselessRecipe(message)
-    for name in (
-        ("stabiliser", "scale", "signs", "prescale")
-        if not _is_low(all_keys["format"])
-        else ()
-    ):
-        if anew.get(name, "none") != "none":
-            raise SenselessRecipe(
-                f"{name} '{anew[name]}' on {gemm}, which is not in FP4"
-            )
+    if preset and anew and "format" not in anew:
+        raise SenselessRecipe(
+            f"{', '.join(anew)} on {gemm} of preset '{preset}' without its format: say it too"
+        )
+    if not _is_low(keys["format"]):
+        for name in ("stabiliser", "scale", "signs", "prescale"):
+            value = anew.get(name, "none")
+            if value != "none":
+                raise SenselessRecipe(
+                    f"{name} '{value}' on {gemm}, which is not in FP4"
+                )
+    operands = OPERANDS[gemm]
     for name in STORED:
-        if name in own_keys and name not in OPERANDS[gemm]:
-            message = (
-                f"{gemm} has no operand {name} (it has {' and '.join(OPERANDS[gemm])})"
+        if name in own_keys and name not in operands:
+            raise SenselessRecipe(
+                f"{gemm} has no operand {name} (it has {' and '.join(operands)})"
             )
-            raise SenselessRecipe(message)
     sides: dict[str, Any] = {}
-    for side, name in zip(("left", "right"), OPERANDS[gemm], strict=True):
-        if of_preset is not None and not anew:
-            fields = vars(getattr(of_preset, side))
+    for side, name in zip(("left", "right"), operands, strict=True):
+        if preset and not anew:
+            fields = vars(getattr(_published(preset).gemm(gemm), side))
         else:
-            fields = _operand(name, all_keys)
-        changes = _written(own_keys[name]) if name in own_keys else {}
+            fields = _operand(name, keys)
+        changes = _written(own_keys.get(name))
         if changes.get("format", fields["format"]) != fields["format"]:
             # use the defaults of the new format
             changes = {"scale": "none", "block": "none", **changes}

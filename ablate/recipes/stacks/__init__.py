@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ablate.recipes.describe import describe_place
 from ablate.recipes.policy import GEMMS
@@ -38,13 +41,20 @@ if TYPE_CHECKING:
         Recipe,
     )
 
-Kind = Literal["identity", "mxfp8", "fp8_e4m3", "fp8_e5m2", "nvfp4"]
-"""Kinds of TransformerEngine's quantisers."""
+_FLAGS = ("args", "env", "expect", "refuse", "needs", "notes", "read_in")
+"""Keys of an entry that say how a stack is started."""
+_SCALES = {
+    "bf16": ("none", "none"),
+    "mxfp8": ("rceil", "1x32"),
+    "fp8_e4m3": ("tensor", "none"),
+    "fp8_e5m2": ("tensor", "none"),
+}
+"""The scale and the block of TransformerEngine's quantisers but NVFP4's; bf16 is its identity."""
 STACKS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.json")))
 """The names of the tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass(frozen=True, kw_only=True)
 class Flags:
     """What a stack is started with. ``read_in``: the versions in which the table was read.
 
@@ -54,10 +64,10 @@ class Flags:
     """
 
     args: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
     expect: tuple[str, ...] = ()
     refuse: tuple[str, ...] = ()
-    needs: dict[str, str] = field(default_factory=dict)
+    needs: dict[str, str] = Field(default_factory=dict)
     reads_recipe: bool = False
     notes: tuple[str, ...] = ()
     read_in: str
@@ -94,7 +104,7 @@ def flags_for(recipe: Recipe, stack: str, *, steps: int | None = None) -> Flags:
     if factory is not None and factory.get("whole") and recipe.is_ever_low:
         # Our own code reads rules and phases, too.
         return _flags(factory, factory["args"], table)
-    lacking = _lacking(recipe, table, steps)
+    lacking = [*_lacking(recipe, table, steps)]
     if differences and factory is not None:
         try:
             te_quantizers(recipe)
@@ -142,47 +152,36 @@ def _nearest(
     )
 
 
-def _lacking(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list[str]:
-    """List what has no flag in a recipe besides its operands."""
-    lacking = list(_switch_lacks(recipe.phases, table.get("switch"), steps))
+def _lacking(recipe: Recipe, table: dict[str, Any], steps: int | None) -> Iterator[str]:
+    """Yield what has no flag in a recipe besides its operands."""
+    phases = recipe.phases
+    if phases:
+        if "switch" not in table:
+            yield "a switch in mid-run"
+        elif len(phases) > 1 or _differences(phases[0].recipe, table["switch"]["read"]):
+            yield "a switch in mid-run but one to fp8-delayed"
+        elif phases[0].from_fraction is None:
+            yield "a switch at a count of tokens (from_fraction has one)"
+        elif steps is None:
+            yield "a switch at a part of unknown steps (`ablate plan` knows a study's)"
     rules = recipe.rules
     if rules and "blocks" not in table:
-        lacking.append("layers of their own")
+        yield "layers of their own"
     elif len(rules) > 1 or not all(map(_is_of_ends, rules)):
         places = "; ".join(map(describe_place, rules))
-        lacking.append(
-            f"rules on {places} (one on the first n and the last n blocks in bf16 has)"
-        )
+        yield f"rules on {places} (one on the first n and the last n blocks in bf16 has)"
     resets = recipe.deoscillate
     if resets is None:
-        return lacking
-    if "deoscillate" not in table:
-        return [*lacking, "resets of oscillating weights"]
-    if resets.snapshots != "fp32":
-        lacking.append("snapshots in bf16")
-    if resets.from_tokens:
-        lacking.append("resets from a count of tokens on (from_fraction has one)")
-    if resets.from_fraction and steps is None:
-        lacking.append(
-            "resets from a part of unknown steps on (`ablate plan` knows a study's)"
-        )
-    return lacking
-
-
-def _switch_lacks(
-    phases: tuple[Phase, ...], switch: dict[str, Any] | None, steps: int | None
-) -> Iterator[str]:
-    """Yield what has no flag in the phases of a recipe."""
-    if not phases:
         return
-    if switch is None:
-        yield "a switch in mid-run"
-    elif len(phases) > 1 or _differences(phases[0].recipe, switch["read"]):
-        yield "a switch in mid-run but one to fp8-delayed"
-    elif phases[0].from_fraction is None:
-        yield "a switch at a count of tokens (from_fraction has one)"
-    elif steps is None:
-        yield "a switch at a part of unknown steps (`ablate plan` knows a study's)"
+    if "deoscillate" not in table:
+        yield "resets of oscillating weights"
+        return
+    if resets.snapshots != "fp32":
+        yield "snapshots in bf16"
+    if resets.from_tokens:
+        yield "resets from a count of tokens on (from_fraction has one)"
+    if resets.from_fraction and steps is None:
+        yield "resets from a part of unknown steps on (`ablate plan` knows a study's)"
 
 
 def _is_of_ends(rule: LayerRule) -> bool:
@@ -196,7 +195,7 @@ def _more_args(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list
     """List the arguments for the first and last blocks and for the resets."""
     words: list[str] = []
     for rule in recipe.rules:
-        texts = table.get("blocks", {"args": []})["args"]
+        texts = table["blocks"]["args"]
         words += [text.format(first=rule.first, last=rule.last) for text in texts]
     resets = recipe.deoscillate
     if resets is not None:
@@ -207,15 +206,11 @@ def _more_args(recipe: Recipe, table: dict[str, Any], steps: int | None) -> list
 
 
 def _flags(entry: dict[str, Any], args: list[str], table: dict[str, Any]) -> Flags:
+    content = {"read_in": table["read_in"], **entry, "args": args}
+    is_factory = entry is table.get("factory")
     return Flags(
-        args=tuple(args),
-        env=entry.get("env", {}),
-        expect=tuple(entry.get("expect", ())),
-        refuse=tuple(entry.get("refuse", ())),
-        needs=entry.get("needs", {}),
-        reads_recipe=entry is table.get("factory"),
-        notes=tuple(entry.get("notes", ())),
-        read_in=entry.get("read_in", table["read_in"]),
+        reads_recipe=is_factory,
+        **{name: content[name] for name in _FLAGS if name in content},
     )
 
 
@@ -263,7 +258,7 @@ def _table(stack: str) -> dict[str, Any]:
 class Quantizer:
     """One direction of one tensor; all but the kind are of NVFP4 alone."""
 
-    kind: Kind = "identity"
+    kind: str = "bf16"
     rht: bool = False
     two_dimensional: bool = False
     stochastic: bool = False
@@ -323,66 +318,61 @@ def te_quantizers(recipe: LayerRecipe) -> dict[str, Quantizers]:
 
 def _quantizer(where: str, policy: OperandPolicy) -> Quantizer:
     """Translate one operand; a ``ValueError`` names what TransformerEngine lacks."""
-    low = not policy.is_high_precision
-    if policy.format not in ("bf16", *get_args(Kind)):
-        raise ValueError(policy.format)
+    kind = policy.format
+    if kind not in _SCALES and kind != "nvfp4":
+        raise ValueError(kind)
     # It dequantises rows into the tensor's own dtype, bf16, before it makes columns of them.
-    if low and policy.source == "forward":
+    if kind != "bf16" and policy.source == "forward":
         raise ValueError(
             "operand that is quantised from the exact forward values (source: forward_bf16 is its way)"
         )
     if policy.mask or policy.permute:
         raise ValueError("mask or permutation")
-    if (
-        policy.rounding not in ("nearest", "stochastic", "stochastic_8bit")
-        or policy.prescale != 1.0
-    ):
+    is_known = policy.rounding in ("nearest", "stochastic", "stochastic_8bit")
+    if not is_known or policy.prescale != 1.0:
         raise ValueError(
             f"rounding '{policy.rounding}' with prescale {policy.prescale:g}"
         )
-    if policy.format == "nvfp4":
-        rule = policy.scale_rule
-        by_row = rule.outer == "row"
-        if rule.family not in ("two_level", "four_six") or rule.outer not in (
-            "tensor",
-            "row",
-        ):
-            raise ValueError(f"scale '{policy.scale}'")
-        is_wgrad = where.startswith("wgrad")
-        rht = (
-            policy.hadamard == 16
-            and policy.signs == "fixed"
-            and policy.rotated_bf16
-            and is_wgrad
-        )
-        if policy.hadamard and not rht:
-            raise ValueError(
-                f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
-            )
-        if by_row and where not in ("fprop.x", "wgrad.x"):
-            raise ValueError("row scale")
-        if policy.scale != "two_level" and (rht or policy.is_stochastic):
-            raise ValueError(
-                f"Hadamard or stochastic rounding beside scale '{policy.scale}'"
-            )
-        return Quantizer(
-            kind="nvfp4",
-            rht=rht,
-            two_dimensional=policy.block == "16x16",
-            stochastic=policy.is_stochastic,
-            row_scaled=by_row,
-            four_six=(rule.measure.upper(), int(rule.largest_scale))
-            if rule.measure
-            else None,
-        )
+    if kind == "nvfp4":
+        return _nvfp4_quantizer(where, policy)
     if policy.hadamard or policy.is_stochastic:
-        raise ValueError(f"Hadamard or stochastic rounding in {policy.format}")
-    if policy.format == "bf16":
-        return Quantizer()
-    if policy.format == "mxfp8" and policy.scale == "rceil" and policy.block == "1x32":
-        return Quantizer(kind="mxfp8")
-    if policy.format in ("fp8_e4m3", "fp8_e5m2") and policy.scale == "tensor":
-        return Quantizer(kind=policy.format)
-    raise ValueError(
-        f"{policy.format} with scale '{policy.scale}' and block '{policy.block}'"
+        raise ValueError(f"Hadamard or stochastic rounding in {kind}")
+    if (policy.scale, policy.block) != _SCALES[kind]:
+        raise ValueError(
+            f"{kind} with scale '{policy.scale}' and block '{policy.block}'"
+        )
+    return Quantizer(kind=kind)
+
+
+def _nvfp4_quantizer(where: str, policy: OperandPolicy) -> Quantizer:
+    rule = policy.scale_rule
+    if rule.family not in ("two_level", "four_six") or rule.outer == "1x128":
+        raise ValueError(f"scale '{policy.scale}'")
+    rht = (
+        where.startswith("wgrad")
+        and policy.hadamard == 16
+        and policy.signs == "fixed"
+        and policy.rotated_bf16
+    )
+    if policy.hadamard and not rht:
+        raise ValueError(
+            f"Hadamard of {policy.hadamard} with signs '{policy.signs}' (its way: 16, fixed, bf16, Wgrad)"
+        )
+    by_row = rule.outer == "row"
+    if by_row and where not in ("fprop.x", "wgrad.x"):
+        raise ValueError("row scale")
+    if policy.scale != "two_level" and (rht or policy.is_stochastic):
+        raise ValueError(
+            f"Hadamard or stochastic rounding beside scale '{policy.scale}'"
+        )
+    four_six = None
+    if rule.measure:
+        four_six = (rule.measure.upper(), int(rule.largest_scale))
+    return Quantizer(
+        kind="nvfp4",
+        rht=rht,
+        two_dimensional=policy.block == "16x16",
+        stochastic=policy.is_stochastic,
+        row_scaled=by_row,
+        four_six=four_six,
     )
