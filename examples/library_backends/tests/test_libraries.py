@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -57,22 +58,31 @@ def unswizzled(flat, rows, columns):
 
 
 @pytest.fixture
-def qutlass(monkeypatch):
-    module = types.ModuleType("qutlass")
+def stand_in(monkeypatch):
+    """Put empty modules of these names in the place of a library's; the last one is returned."""
 
-    def gemm(fmt, block, a, b, a_sf, b_sf, alpha):
+    def put(*names):
+        for name in names:
+            module = types.ModuleType(name)
+            module.__spec__ = types.SimpleNamespace(name=name)
+            monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+@pytest.fixture
+def qutlass(stand_in):
+    def gemm(fmt, block, a, b, a_scales, b_scales, alpha):
         assert alpha.shape == (1,)
-        k = a.shape[1] * 2
-        scales = [
-            unswizzled(sf, rows, k // block)
-            for sf, rows in ((a_sf, a.shape[0]), (b_sf, b.shape[0]))
-        ]
-        return (product(a, scales[0], b, scales[1], fmt) * alpha).to(torch.bfloat16)
+        columns = a.shape[1] * 2 // block
+        left = unswizzled(a_scales, a.shape[0], columns)
+        right = unswizzled(b_scales, b.shape[0], columns)
+        return (product(a, left, b, right, fmt) * alpha).to(torch.bfloat16)
 
-    module.matmul_mxf4_bf16_tn = lambda *args: gemm("mxfp4", 32, *args)
-    module.matmul_nvf4_bf16_tn = lambda *args: gemm("nvfp4", 16, *args)
-    module.__spec__ = types.SimpleNamespace(name="qutlass")
-    monkeypatch.setitem(sys.modules, "qutlass", module)
+    module = stand_in("qutlass")
+    module.matmul_mxf4_bf16_tn = partial(gemm, "mxfp4", 32)
+    module.matmul_nvf4_bf16_tn = partial(gemm, "nvfp4", 16)
     return load_backend("qutlass")
 
 
@@ -108,108 +118,72 @@ class QuackOperand:
 
 
 @pytest.fixture
-def quack(monkeypatch):
-    names = (
-        "quack",
-        "quack.blockscaled",
-        "quack.blockscaled.operand",
-        "quack.gemm_interface",
-    )
-    modules = {name: types.ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__spec__ = types.SimpleNamespace(name=name)
-        monkeypatch.setitem(sys.modules, name, module)
-
+def quack(stand_in):
     def gemm(a, b, *, alpha, out_dtype, tuned):
         assert (a.is_turned, b.is_turned, tuned) == (False, True, False)
         assert alpha.shape == (1,)
         return (product(*a.parts, *b.parts, a.format) * alpha).to(out_dtype)
 
-    modules["quack.blockscaled.operand"].BlockScaledOperand = QuackOperand
-    modules["quack.gemm_interface"].gemm = gemm
+    stand_in("quack", "quack.blockscaled")
+    stand_in("quack.blockscaled.operand").BlockScaledOperand = QuackOperand
+    stand_in("quack.gemm_interface").gemm = gemm
     return load_backend("quack")
 
 
+def check_typed(a, a_scales, b, b_scales, rows, k):
+    """Codes and scales in torch's types, filled up to multiples of ``rows`` and ``k`` elements."""
+    for codes, scales in ((a, a_scales), (b, b_scales)):
+        assert codes.dtype == torch.float4_e2m1fn_x2
+        assert scales.dtype == torch.float8_e8m0fnu
+        assert scales.shape == (codes.shape[0], codes.shape[1] // 16)
+        assert codes.shape[0] % rows == codes.shape[1] * 2 % k == 0
+
+
 @pytest.fixture
-def primus_turbo(monkeypatch):
-    for name in ("primus_turbo", "primus_turbo.pytorch"):
-        module = types.ModuleType(name)
-        module.__spec__ = types.SimpleNamespace(name=name)
-        monkeypatch.setitem(sys.modules, name, module)
+def primus_turbo(stand_in, monkeypatch):
+    def gemm(a, a_scales, b, b_scales, out_dtype, *how):
+        assert how == (False, True, False, "MX_BLOCKWISE")
+        check_typed(a, a_scales, b, b_scales, rows=16, k=128)
+        return product(a, a_scales, b, b_scales).to(out_dtype)
 
-    def gemm(a, a_scale, b, b_scale, out_dtype, trans_a, trans_b, trans_c, granularity):
-        assert (trans_a, trans_b, trans_c, granularity) == (
-            False,
-            True,
-            False,
-            "MX_BLOCKWISE",
-        )
-        assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
-        assert a_scale.dtype == b_scale.dtype == torch.float8_e8m0fnu
-        assert a.shape[0] % 16 == b.shape[0] % 16 == 0
-        assert a.shape[1] * 2 % 128 == 0
-        return product(a, a_scale, b, b_scale).to(out_dtype)
-
-    monkeypatch.setattr(
-        torch.ops,
-        "primus_turbo_cpp_extension",
-        types.SimpleNamespace(hipblaslt_gemm_fp4=gemm),
-        raising=False,
-    )
+    stand_in("primus_turbo", "primus_turbo.pytorch")
+    kernels = types.SimpleNamespace(hipblaslt_gemm_fp4=gemm)
+    monkeypatch.setattr(torch.ops, "primus_turbo_cpp_extension", kernels, raising=False)
     return load_backend("primus_turbo")
 
 
 @pytest.fixture
-def primus_turbo_flydsl(monkeypatch):
-    place = "primus_turbo.flydsl.gemm.gemm_mxfp4_kernel"
-    parts = place.split(".")
-    for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-        module = types.ModuleType(name)
-        module.__spec__ = types.SimpleNamespace(name=name)
-        monkeypatch.setitem(sys.modules, name, module)
+def primus_turbo_flydsl(stand_in):
+    def gemm(a, a_scales, b, b_scales, *, out_dtype):
+        check_typed(a, a_scales, b, b_scales, rows=256, k=256)
+        return product(a, a_scales, b, b_scales).to(out_dtype)
 
-    def gemm(a, a_scale, b, b_scale, *, out_dtype):
-        assert a.dtype == b.dtype == torch.float4_e2m1fn_x2
-        assert all(
-            size % 256 == 0 for size in (*a.shape[:1], *b.shape[:1], a.shape[1] * 2)
-        )
-        assert (a_scale.shape, b_scale.shape) == tuple(
-            (x.shape[0], x.shape[1] // 16) for x in (a, b)
-        )
-        assert a_scale.element_size() == b_scale.element_size() == 1
-        return product(a, a_scale, b, b_scale).to(out_dtype)
-
-    sys.modules[place].gemm_mxfp4_flydsl_kernel = gemm
+    stand_in("primus_turbo", "primus_turbo.flydsl", "primus_turbo.flydsl.gemm")
+    kernel = stand_in("primus_turbo.flydsl.gemm.gemm_mxfp4_kernel")
+    kernel.gemm_mxfp4_flydsl_kernel = gemm
     return load_backend("primus_turbo_flydsl")
 
 
 @pytest.fixture(name="aiter")
-def aiter_library(monkeypatch):
-    names = (
-        "aiter",
-        "aiter.ops",
-        "aiter.ops.shuffle",
-        "aiter.utility",
-        "aiter.utility.fp4_utils",
-    )
-    modules = {name: types.ModuleType(name) for name in names}
-    for name, module in modules.items():
-        module.__spec__ = types.SimpleNamespace(name=name)
-        monkeypatch.setitem(sys.modules, name, module)
-    # Stand-ins for its shuffles: any order will do, as long as each operand takes its own.
-    modules["aiter.ops.shuffle"].shuffle_weight = lambda x, *, layout: (
-        x.flip(0) if layout == (16, 16) else None
-    )
-    modules["aiter.utility.fp4_utils"].e8m0_shuffle = lambda x: x.flip(1).contiguous()
-    modules["aiter"].dtypes = types.SimpleNamespace(
-        fp4x2=torch.uint8, fp8_e8m0=torch.uint8
-    )
+def aiter_library(stand_in):
+    """Any order will do for its shuffles, as long as each operand takes its own."""
 
-    def gemm(a, b, a_scale, b_scale, dtype, bpreshuffle):
+    def shuffle_weight(x, *, layout):
+        assert layout == (16, 16)
+        return x.flip(0)
+
+    def gemm(a, b, a_scales, b_scales, dtype, bpreshuffle):
         assert bpreshuffle
-        return product(a, a_scale.flip(1), b.flip(0), b_scale.flip(1)).to(dtype)
+        return product(a, a_scales.flip(1), b.flip(0), b_scales.flip(1)).to(dtype)
 
-    modules["aiter"].gemm_a4w4 = gemm
+    library = stand_in("aiter")
+    library.gemm_a4w4 = gemm
+    library.dtypes = types.SimpleNamespace(fp4x2=torch.uint8, fp8_e8m0=torch.uint8)
+    stand_in("aiter.ops")
+    stand_in("aiter.ops.shuffle").shuffle_weight = shuffle_weight
+    stand_in("aiter.utility")
+    utils = stand_in("aiter.utility.fp4_utils")
+    utils.e8m0_shuffle = lambda x: x.flip(1).contiguous()
     return load_backend("aiter")
 
 
