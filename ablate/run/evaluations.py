@@ -61,7 +61,6 @@ class Places:
         self._steps: list[float] = []
         self._tokens: list[float] = []
         self._samples: dict[float, float] = {}
-        self._has_equal_steps = False
 
     def learn(self, row: Row) -> None:
         """Note the count that a row tells at its step; what is known of later steps is forgotten."""
@@ -70,7 +69,6 @@ class Places:
             return
         if "samples" in row:
             self._samples[step] = row["samples"]
-            self._has_equal_steps = False
         tokens = self._counted(row)
         if tokens is None:
             return
@@ -104,9 +102,6 @@ class Places:
         if self._step_tokens is None:
             also = " or --tokens-per-sample" if self._samples else ""
             raise AmbiguousError(f"steps are counted: give --tokens-per-step{also}")
-        if not self._has_equal_steps:
-            self._check_batch()
-            self._has_equal_steps = True
         return self._step_tokens(row["step"])
 
     def _between(self, step: float) -> float:
@@ -122,15 +117,12 @@ class Places:
         slope = (tokens[left + 1] - tokens[left]) / (steps[left + 1] - steps[left])
         return max(0.0, tokens[left] + slope * (step - steps[left]))
 
-    def _check_batch(self) -> None:
-        """Raise ``AmbiguousError`` if the log's samples show that steps differ in size."""
-        batches = {
-            round((samples - samples_before) / (step - step_before), 3)
-            for (step_before, samples_before), (step, samples) in itertools.pairwise(
-                sorted(self._samples.items())
-            )
-        }
-        if len(batches) > 1:
+    def check_batch(self) -> None:
+        """Raise ``AmbiguousError`` if steps are counted, and the log's samples show that they differ in size."""
+        batches = set()
+        for before, after in itertools.pairwise(sorted(self._samples.items())):
+            batches.add(round((after[1] - before[1]) / (after[0] - before[0]), 3))
+        if len(batches) > 1 and not self._steps:
             raise AmbiguousError(
                 f"its batch grows from {min(batches):g} to {max(batches):g} samples: give "
                 "--tokens-per-sample instead of --tokens-per-step"
@@ -145,8 +137,10 @@ class Places:
         by_steps = self._step_tokens(step)
         if abs(tokens - by_steps) <= self._step_tokens(1.0) * 1.01:
             return None
-        counted = f"{tokens:,.0f} tokens at step {step:,.0f}"
-        return f"its own count is taken: {counted}, not {by_steps:,.0f} by steps"
+        return (
+            f"its own count is taken: {tokens:,.0f} tokens at step {step:,.0f}, "
+            f"not {by_steps:,.0f} by steps"
+        )
 
 
 class Repeats:
@@ -170,12 +164,14 @@ class Repeats:
         ``is_fresh``: rows without a value lie between this one and the one before.
         """
         is_change = value != self._value
-        may_repeat = not (is_change or is_fresh or self._rule == "rows")
-        if may_repeat and (
-            self._rule == "changes" or place - self._place < self._interval() * 0.999
-        ):
-            self.dropped += 1
-            return False
+        if not (is_change or is_fresh or self._rule == "rows"):
+            # How far evaluations are apart, as known so far.
+            interval = self._first or 0.0
+            if self._gaps:
+                interval = statistics.median(self._gaps)
+            if self._rule == "changes" or place - self._place < interval * 0.999:
+                self.dropped += 1
+                return False
         if self._first is None:
             self._first = place
         elif is_change:
@@ -184,25 +180,17 @@ class Repeats:
         self._place = place
         return True
 
-    def _interval(self) -> float:
-        """Return how far evaluations are apart, as known so far."""
-        if self._gaps:
-            return statistics.median(self._gaps)
-        return self._first or 0.0
-
 
 def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
     """Raise ``AmbiguousError`` if distances do not tell which of the rows are evaluations.
 
     ``is_usual``: whether the trainer is known to repeat its last evaluation.
     """
-    values = [row["val_loss"] for row in rows]
     places = [place_of(row) for row in rows]
-    changes = [
-        place
-        for index, (row, place) in enumerate(zip(rows, places, strict=True))
-        if not index or "is_fresh" in row or values[index] != values[index - 1]
-    ]
+    changes = places[:1]
+    for before, row in itertools.pairwise(rows):
+        if "is_fresh" in row or row["val_loss"] != before["val_loss"]:
+            changes.append(place_of(row))
     num_repeats = len(rows) - len(changes)
     if not num_repeats:
         return
@@ -219,7 +207,7 @@ def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
         if num_repeats > _MOST_EQUAL * len(rows):
             raise ambiguous
         return
-    num_digits = max(len(repr(value).partition(".")[2]) for value in values)
+    num_digits = max(len(f"{row['val_loss']!r}".partition(".")[2]) for row in rows)
     if not is_usual and (len(changes) < _FEWEST or num_digits <= _FEW_DIGITS):
         raise ambiguous
     gaps.append(places[-1] - changes[-1])
@@ -272,14 +260,14 @@ class RunRows:
             self._is_fresh = False
         elif loss is not None:
             self._is_fresh = True
+        bad = None
         if loss is None and is_nan(row.get("grad_norm")):
-            self._bad = (
-                self._bad or f"the gradient norm is nan at {named(row)}, without a loss"
-            )
+            bad = f"the gradient norm is nan at {named(row)}, without a loss"
         elif loss is not None and not math.isfinite(loss):
-            self._bad = self._bad or f"the training loss is {loss:g} at {named(row)}"
+            bad = f"the training loss is {loss:g} at {named(row)}"
         elif loss is not None or math.isfinite(row.get("val_loss", math.nan)):
             self._bad = None
+        self._bad = self._bad or bad
 
     def add_blank(self) -> None:
         """Count a row on which no evaluation is."""
@@ -299,6 +287,8 @@ class RunRows:
         if self._num_blanks:
             notes.append(f"{self._num_blanks:,} rows without an evaluation passed over")
         rows = [{**row, "tokens": self.places.tokens(row)} for row in rows]
+        if rows:
+            self.places.check_batch()
         if disagreement := self.places.disagreement():
             notes.append(disagreement)
         return RunEvaluations(
@@ -321,10 +311,7 @@ class RunRows:
             finite.append({**row, "is_fresh": True} if ends else row)
             self._num_blanks += len(ends)
             ends = []
-        due = _first_due(
-            ends, [place_of(row) for row in finite], has_blanks=is_after_blank
-        )
-        if due is not None:
+        if due := _first_due(ends, finite, has_blanks=is_after_blank):
             return finite, f"the validation loss is {due['val_loss']:g} at {named(due)}"
         self._num_blanks += len(ends)
         return finite, None
@@ -333,13 +320,11 @@ class RunRows:
         if self.rule is None and len(rows) > 1:
             check_repeats(rows, is_usual=self.is_repeated)
         repeats = Repeats(self.rule)
-        evaluations = [
-            row
-            for row in rows
-            if repeats.is_evaluation(
-                place_of(row), row["val_loss"], is_fresh="is_fresh" in row
-            )
-        ]
+        evaluations = []
+        for row in rows:
+            is_fresh = "is_fresh" in row
+            if repeats.is_evaluation(place_of(row), row["val_loss"], is_fresh=is_fresh):
+                evaluations.append(row)
         if repeats.dropped:
             notes.append(
                 f"{repeats.dropped:,} rows repeat the evaluation before: {len(evaluations)} evaluations"
@@ -348,13 +333,14 @@ class RunRows:
 
 
 def _first_due(
-    ends: Sequence[Row], places: Sequence[float], *, has_blanks: bool
+    ends: Sequence[Row], finite: Sequence[Row], *, has_blanks: bool
 ) -> Row | None:
     """Return the first of the last losses, none of which is finite, that is an evaluation; None without one.
 
-    ``places``: of the finite evaluations before them. ``has_blanks``: whether NaN may be a blank here.
+    ``finite``: the evaluations before them. ``has_blanks``: whether NaN may be a blank here.
     """
     due = math.inf
+    places = [place_of(row) for row in finite]
     if places:
         gaps = _gaps(places) or [places[0]]
         due = places[-1] + max(gaps)
@@ -437,10 +423,9 @@ def notes_of(notes_by_run: Mapping[str, Sequence[str]]) -> list[str]:
             kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), {})[run] = note
     lines = []
     for notes_by_name in kinds.values():
-        name, note = next(iter(notes_by_name.items()))
-        if len(notes_by_name) > 1:
-            others = f" and, alike, {len(notes_by_name) - 1} more runs"
-        else:
-            others = ""
-        lines.append(f"{note} ({name}{others})")
+        (name, note), *others = notes_by_name.items()
+        runs = name
+        if others:
+            runs += f" and, alike, {len(others)} more runs"
+        lines.append(f"{note} ({runs})")
     return lines
