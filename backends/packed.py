@@ -153,7 +153,7 @@ def packing_fault(gemm: GemmPolicy) -> str | None:
     """Say why the operands of a GEMM cannot be packed for one instruction; None if they can."""
     left = gemm.left
     right = gemm.right
-    for policy in (left, right):
+    for policy in gemm.sides:
         if policy.undo == "operand":
             return "undo 'operand' leaves values that are no codes"
         if policy.format not in (*BLOCK, *FP8) or not _has_instruction(
@@ -179,7 +179,7 @@ def _has_instruction(rule: ScaleRule) -> bool:
 def quantisers_of(gemm: GemmPolicy) -> str:
     """Name what quantises a GEMM's operands on a GPU: Triton, or plain torch and why."""
     quantisers = set()
-    for policy in (gemm.left, gemm.right):
+    for policy in gemm.sides:
         if not policy.is_untouched:
             reason = triton_fault() or refusal(policy)
             quantisers.add("Triton" if reason is None else f"plain torch ({reason})")

@@ -102,8 +102,7 @@ class Selection:
             name = "emulated"
         # A GEMM without quantised operands is the device's own; only the reference back end does it itself.
         is_plain = all(
-            side.is_high_precision and not side.hadamard
-            for side in (gemm.left, gemm.right)
+            side.is_high_precision and not side.hadamard for side in gemm.sides
         )
         backend = load_backend("emulated" if is_plain and name != "reference" else name)
         support = backend.support(gemm, device)
@@ -273,7 +272,7 @@ def _policies_to_test(
             if support.mode not in ("native", "upcast") and not is_emulated_on_gpu:
                 continue
             policies = by_backend.setdefault(backend.name, {OperandPolicy(): None})
-            for side in (gemm.left, gemm.right):
+            for side in gemm.sides:
                 policy = replace(side, source="high_precision")
                 if not policy.is_untouched:
                     policies[policy] = None

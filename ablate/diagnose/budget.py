@@ -150,7 +150,7 @@ def policies(
     takes_operands = any(
         policy.source != "high_precision"
         for part in recipe.parts
-        for _, _, policy in part.operands()
+        for policy in part.policies
     )
     if not takes_operands:
         add(

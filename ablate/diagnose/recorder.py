@@ -75,9 +75,9 @@ def draws_of(recipe: LayerRecipe, draws: int) -> dict[Gemm, int]:
     for gemm in GEMMS:
         if recipe.gemm(gemm).is_untouched:
             continue
-        policies = [recipe.gemm(gemm).left, recipe.gemm(gemm).right]
+        policies = [*recipe.gemm(gemm).sides]
         if any(policy.source != "high_precision" for policy in policies):
-            policies += [recipe.fprop.left, recipe.fprop.right]
+            policies += recipe.fprop.sides
         draws_by_gemm[gemm] = (
             draws if any(policy.draws_anew for policy in policies) else 1
         )

@@ -108,9 +108,8 @@ def plan_layer(
     for gemm in GEMMS:
         policies = recipe.gemm(gemm)
         backend = state.backend.of(policies, str(device))
-        sides = (policies.left, policies.right)
         operands = []
-        for name, policy in zip(OPERANDS[gemm], sides, strict=True):
+        for name, policy in zip(OPERANDS[gemm], policies.sides, strict=True):
             stream = None
             if policy.draws_anew or policy.signs != "none":
                 stream = Key(
@@ -147,8 +146,7 @@ def work_of_the_host(recipe: LayerRecipe) -> str | None:
         policies = recipe.gemm(gemm)
         if policies.accumulate != "fp32":
             return f"sums of {gemm} by a model of hardware may wait for the host"
-        sides = (policies.left, policies.right)
-        for name, policy in zip(OPERANDS[gemm], sides, strict=True):
+        for name, policy in zip(OPERANDS[gemm], policies.sides, strict=True):
             why = triton_fault() or refusal(policy)
             needs_numbers = (
                 policy.draws_anew or policy.signs != "none" or policy.has_tensor_scale

@@ -190,9 +190,7 @@ class RecipeState:
         self.seed = operator.index(self.seed)
         by_step: list[str] = []
         by_tokens: list[str] = []
-        policies = [
-            policy for part in self.recipe.parts for _, _, policy in part.operands()
-        ]
+        policies = [policy for part in self.recipe.parts for policy in part.policies]
         if any(policy.signs == "step" for policy in policies):
             by_step.append("signs")
         if any(

@@ -251,7 +251,7 @@ def emulation_factor(work: Workload, recipe: Recipe) -> float:
 
 
 def _measured_as(gemm: GemmPolicy) -> str:
-    sides = [side for side in (gemm.left, gemm.right) if not side.is_untouched]
+    sides = [side for side in gemm.sides if not side.is_untouched]
     if not sides:
         return "bf16"
     if any(side.has_tensor_scale for side in sides):

@@ -171,7 +171,7 @@ def _notes(recipe: Recipe, places: Mapping[str, LayerPlace]) -> Iterator[str]:
     if any(
         policy.is_high_precision and policy.source == "forward"
         for part in recipe.parts
-        for _, _, policy in part.operands()
+        for policy in part.policies
     ):
         yield "a backward GEMM in high precision multiplies what Fprop multiplied, dequantised"
     if idle := idle_roles(recipe, places):

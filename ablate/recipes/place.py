@@ -213,6 +213,5 @@ def features_fault(
 def row_group(recipe: LayerRecipe) -> int:
     """Return the number that must divide a layer's rows: the largest block or group of its operands."""
     return max(
-        max(block_shape(policy)[0], group_size(policy))
-        for _, _, policy in recipe.operands()
+        max(block_shape(policy)[0], group_size(policy)) for policy in recipe.policies
     )

@@ -47,7 +47,7 @@ def contracted_axis(gemm: Gemm, operand: str) -> int:
 Format = Literal[
     "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "nvfp4", "nvint4", "if4", "fp4_e2m1", "fp4_e3m0"
 ]  # fmt: skip
-HIGH_FORMATS: tuple[Literal["bf16"], Literal["fp16"]] = ("bf16", "fp16")
+HIGH_FORMATS = ("bf16", "fp16")
 """The high-precision formats."""
 if TYPE_CHECKING:
     Scale = str
@@ -270,10 +270,15 @@ class GemmPolicy:
                 f"{self.right.format}, and neither undo 'operand' nor fp32 scales of rows or groups"
             )
 
+    @property
+    def sides(self) -> tuple[OperandPolicy, OperandPolicy]:
+        """The left and the right operand."""
+        return self.left, self.right
+
     def can_add_as(self, accumulate: Accumulate) -> bool:
         """Whether a model of a device's sums is one of these operands' products."""
         formats = ADDED_BY[accumulate]
-        for operand in (self.left, self.right):
+        for operand in self.sides:
             if operand.format not in formats or operand.undo != "accumulator":
                 return False
             if operand.scale_rule.family == "groups":
@@ -347,13 +352,18 @@ class LayerRecipe:
     @property
     def is_high_precision(self) -> bool:
         """Whether all six operands stay in bf16 or fp16."""
-        return all(policy.is_high_precision for _, _, policy in self.operands())
+        return all(policy.is_high_precision for policy in self.policies)
 
     def operands(self) -> Iterator[tuple[Gemm, str, OperandPolicy]]:
         """Yield (GEMM, operand name, policy) for all six operands."""
-        for gemm, (left, right) in OPERANDS.items():
-            yield gemm, left, self.gemm(gemm).left
-            yield gemm, right, self.gemm(gemm).right
+        for gemm, names in OPERANDS.items():
+            for name, policy in zip(names, self.gemm(gemm).sides, strict=True):
+                yield gemm, name, policy
+
+    @property
+    def policies(self) -> list[OperandPolicy]:
+        """The policies of all six operands."""
+        return [policy for _, _, policy in self.operands()]
 
 
 Role = Literal[

@@ -41,7 +41,6 @@ class Preset:
     """A published recipe, by the keys of ``presets.json``."""
 
     name: str
-    like: str | None = None
     summary: str
     source: Citation
     written: dict[str, Any]
@@ -57,5 +56,7 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {}
 for _name, _entry in PUBLISHED.items():
-    _keys = vars(PRESETS[_entry["like"]]) if "like" in _entry else {}
-    PRESETS[_name] = Preset(**{**_keys, **_entry, "name": _name})
+    _keys = {**_entry, "name": _name}
+    if "like" in _keys:
+        _keys = vars(PRESETS[_keys.pop("like")]) | _keys
+    PRESETS[_name] = Preset(**_keys)

@@ -70,6 +70,7 @@ GemmFormat = Literal[
 Stabiliser = Literal[
     "none", "sr", "sr8", "rht", "dht", "sr+rht", "sr+dht", "sr8+rht", "sr8+dht"
 ]
+Prescale = Annotated[float, Field(gt=0, le=1, strict=True)]
 _ROUNDINGS = {"sr": "stochastic", "sr8": "stochastic_8bit"}
 
 # most are built as part of a study's model
@@ -121,7 +122,7 @@ class OperandSpec:
     scale: Scale | None = None
     block: Block | None = None
     rounding: Rounding | None = None
-    prescale: Annotated[float | None, Field(gt=0, le=1, strict=True)] = None
+    prescale: Prescale | None = None
     undo: Undo | None = None
     hadamard: Hadamard | None = None
     signs: Signs | None = None
@@ -140,7 +141,7 @@ class GemmSpec:
     hadamard_size: HadamardSize | None = None
     scale: Scale | None = None
     signs: Signs | None = None
-    prescale: Annotated[float | None, Field(gt=0, le=1, strict=True)] = None
+    prescale: Prescale | None = None
     x: OperandSpec | None = None
     w: OperandSpec | None = None
     dy: OperandSpec | None = None
@@ -176,9 +177,7 @@ class LayerRecipeSpec:
         None, "scale rule of the FP4 GEMMs; default: the format's"
     )
     signs: Signs | None = key(None, "how often rht draws its signs; default: each step")
-    prescale: float | None = key(
-        None, "of sr; default: 3/4 where values can clip", gt=0, le=1, strict=True
-    )
+    prescale: Prescale | None = key(None, "of sr; default: 3/4 where values can clip")
     weight_block: Block | None = key(
         None, "what shares a scale in w, e.g. 32x32: one tile for Fprop and Dgrad"
     )
@@ -293,7 +292,7 @@ def read_recipe(written: Any) -> Recipe:
         raise ValueError(_first_fault(error)) from None
     # Not in ``resolve``: another cell of a study's grid may have a rotation.
     if "hadamard_size" in written and not any(
-        policy.hadamard for _, _, policy in recipe.operands()
+        policy.hadamard for policy in recipe.policies
     ):
         hint = "write stabiliser: rht or dht beside it, or leave it out"
         raise ValueError(
@@ -330,8 +329,8 @@ def resolve(spec: RecipeSpec) -> Recipe:
     """
     layer = _layer(spec)
     preset = _published(spec.preset) if spec.preset else Recipe()
-    rules = _parts("layers", spec.layers, preset.rules, LayerRule, spec.accumulate)
-    phases = _parts("phases", spec.phases, preset.phases, Phase, spec.accumulate)
+    rules = _parts("layers", spec, preset.rules, LayerRule)
+    phases = _parts("phases", spec, preset.phases, Phase)
     resets = spec.deoscillate or preset.deoscillate
     with _at():
         recipe = Recipe(**vars(layer), rules=rules, phases=phases, deoscillate=resets)
@@ -344,18 +343,15 @@ def resolve(spec: RecipeSpec) -> Recipe:
 
 
 def _parts(
-    key: str,
-    written: list[Any] | None,
-    of_preset: tuple[Any, ...],
-    kind: type,
-    accumulate: Accumulate,
+    key: str, spec: RecipeSpec, of_preset: tuple[Any, ...], kind: type
 ) -> tuple[Any, ...]:
     """Expand the layers or phases of a recipe, or take those of its preset."""
     parts = []
+    written = getattr(spec, key)
     for index, entry in enumerate(of_preset if written is None else written):
         with _at(key, index, "recipe"):
             if written is None:
-                recipe = _adding(entry.recipe, accumulate)
+                recipe = _adding(entry.recipe, spec.accumulate)
             else:
                 recipe = _layer(entry.recipe)
         with _at(key, index, "from_tokens"):

@@ -88,7 +88,7 @@ def chosen_layers(
         if any(
             not policy.is_untouched
             for phase in phases_of(recipe, place)
-            for _, _, policy in phase.recipe.operands()
+            for policy in phase.recipe.policies
         )
     ]
     if layers == ENDS_AND_MIDDLE:

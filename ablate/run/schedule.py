@@ -184,20 +184,17 @@ def shared_prefixes(
     prefixes: dict[str, Prefix] = {}
     for run_id, config, resources in sharing:
         batches = plan_steps(config.training)
-        keys = {
-            step: _key(config, resources, step, salt)
-            for step in sorted(cuts[config.seed], reverse=True)
-            if step < batches.steps
-        }
-        for step, key in keys.items():
-            if key in holders or is_there(key):
+        for step in sorted(cuts[config.seed], reverse=True):
+            if step >= batches.steps:
+                continue
+            key = _key(config, resources, step, salt)
+            is_longest = run_id not in prefixes
+            if is_longest and (key in holders or is_there(key)):
                 tokens = step * batches.tokens_per_step
                 holder = holders.get(key, run_id)
                 prefixes[run_id] = Prefix(
                     key=key, step=step, tokens=tokens, holder=holder
                 )
-                break
-        for step, key in keys.items():
             if key not in holders and can_hold(run_id, step):
                 holders[key] = run_id
     return prefixes
@@ -206,9 +203,7 @@ def shared_prefixes(
 @lru_cache(maxsize=4096)
 def _has_history(recipe: Recipe) -> bool:
     return any(
-        policy.scale == "delayed"
-        for part in recipe.parts
-        for _, _, policy in part.operands()
+        policy.scale == "delayed" for part in recipe.parts for policy in part.policies
     )
 
 

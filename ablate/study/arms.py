@@ -238,9 +238,7 @@ class Arms:
             return
         place = locate(self._source, parts, "recipe.hadamard_size")
         assert place is not None
-        is_used = recipe is None or any(
-            policy.hadamard for *_, policy in recipe.operands()
-        )
+        is_used = recipe is None or any(policy.hadamard for policy in recipe.policies)
         self._is_size_used[place] = self._is_size_used.get(place, False) or is_used
 
     # ---- named arms and cells --------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import fdtrc
 
-from ablate.recipes import OPERANDS
 from ablate.reports.findings.results import Effect, Pair
 from ablate.results.intervals import Interval, change_interval, combination, contrasts
 from ablate.results.losses import with_result
@@ -146,11 +145,8 @@ def _changes_of_stabilisers(cells: Mapping[str, Cell]) -> Iterator[Change]:
 def _stabilisers(cell: Cell) -> tuple[str, str, int]:
     """Return the rounding and the rotation, each with its operands unless all have it, and its size."""
     operands = {}
-    for gemm in cell.gemms:
-        policy = cell.recipe.gemm(gemm)
-        for name, operand in zip(
-            OPERANDS[gemm], (policy.left, policy.right), strict=True
-        ):
+    for gemm, name, operand in cell.recipe.operands():
+        if gemm in cell.gemms:
             operands[f"{gemm} {name}"] = operand
 
     def level(word: str, names: list[str]) -> str:
