@@ -159,9 +159,9 @@ def _gpus() -> dict[str, float]:
 class Keeper:
     """The trainer's ``Checkpoints``, in a run's folder.
 
-    ``every_tokens``, if given, replaces ``every_sec``. ``rows``: the writers of the run's rows; only the
-    first process has them. ``fingerprints``: of the arithmetic that has trained the run. ``prefixes``: the
-    folders for states that other runs start from, by the number of tokens before the state.
+    ``rows``: the writers of the run's rows; only the first process has them. ``fingerprints``: of the
+    arithmetic that has trained the run. ``prefixes``: the folders for states that other runs start from, by
+    the number of tokens before the state.
     """
 
     folder: Path
@@ -171,12 +171,10 @@ class Keeper:
     _: KW_ONLY
     group: Group
     every_sec: float
-    every_tokens: int | None = None
     fingerprints: Sequence[str] = ()
     prefixes: Mapping[int, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._intervals = 0
         self._last_sec = time.monotonic()
         self._cost_sec = 0.0
         self._prefix: Path | None = None
@@ -191,16 +189,10 @@ class Keeper:
         An interval in seconds is lengthened so that checkpoints take about 2 % of the time at most.
         """
         self._prefix = self.prefixes.get(tokens)
-        if self.every_tokens is not None:
-            intervals = tokens // self.every_tokens
-            is_time = intervals > self._intervals
-            self._intervals = intervals
-        else:
-            if self.every_sec:
-                pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE)
-            else:
-                pause = 0.0
-            is_time = time.monotonic() - self._last_sec >= pause
+        pause = 0.0
+        if self.every_sec:
+            pause = max(self.every_sec, self._cost_sec / _LARGEST_SHARE)
+        is_time = time.monotonic() - self._last_sec >= pause
         return is_time or self._prefix is not None
 
     def is_mine(self) -> bool:

@@ -168,7 +168,6 @@ def _keeper(
         group=group,
         fingerprints=fingerprints,
         every_sec=task.resources.checkpoint_every_sec,
-        every_tokens=task.resources.checkpoint_every_tokens,
         prefixes=task.prefixes,
     )
 

@@ -301,9 +301,6 @@ class ResourcesConfig(Section):
         "seconds between checkpoints, at least; longer where they would take over 2 % of the "
         "time; 0: after every step",
     )
-    checkpoint_every_tokens: PositiveInt | None = key(
-        None, "checkpoints after so many training tokens instead, whatever they cost"
-    )
     hang_after_sec: PositiveFloat = key(
         1800.0, "a run without a new row or step for so long is ended and tried again"
     )
