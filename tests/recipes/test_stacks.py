@@ -114,70 +114,24 @@ def test_a_version_below_is_refused_as_stated_else_as_installed(
     assert fault == expected
 
 
-def option(name, value):
-    """A line of Megatron-LM's list of its options."""
-    return "  {} {} {}".format(name, "." * (48 - len(name)), value)
-
-
-LOGS = {
-    # stack: (recipe, lines of a run in FP4, lines of runs that fell back)
-    "megatron-te": (
-        "nvidia-nvfp4",
-        [option("fp4", "e2m1"), option("transformer_impl", "transformer_engine")],
-        [option("fp4", None), option("transformer_impl", "local")],
-    ),
-    "megatron-bridge": (
-        "nvidia-nvfp4",
-        ["  fp4: 'e2m1'  (Mcore default: None)"],
-        ["  fp4_recipe: 'nvfp4'  (Mcore default: 'mxfp4')"],
-    ),
-    "primus": (
-        "primus-turbo",
-        [
-            "[Patch:megatron.fp4.context] Overriding get_fp4_context for fp4=True",
-            "[Patch:megatron.turbo.te_spec_provider] Patch TESpecProvider to PrimusTurboSpecProvider; Primus",
-            "[Patch] ⊘ Skipped: megatron.turbo.te_spec_provider (phase mismatch: expected=before_train)",
-            "TransformerEngine FP4 mxfp4 not work since MXFP4BlockScaling recipe is not available",
-        ],
-        [
-            "[Patch:megatron.turbo] primus_turbo not found, use TE backend...",
-            "[Patch] ⊘ Skipped: megatron.turbo.te_spec_provider (backend version mismatch: required=",
-            "Primus-Turbo FP4 mxfp4 not work since Only MXFP4 is supported in Primus-Turbo.",
-        ],
-    ),
-    "primus-bridge": (
-        "rocm-te-healing",
-        ["[mxfp4_healing] healing applied at train_state.step=339 (step+1==HEALING_ITER=340)"],
-        ["[mxfp4_healing] HEALING_ITER is set but the FP8 CPU stash is empty; Skipping healing."],
-    ),
-    "primus, by TransformerEngine": (
-        "amd-fdw-dht16",
-        ["[Patch:megatron.fp4.context] Overriding get_fp4_context for fp4=True"],
-        [
-            "[Patch:megatron.turbo] Primus Turbo enabled; using Primus Turbo backend...",
-            "TransformerEngine FP4 mxfp4 not work since MXFP4BlockScaling recipe is not available",
-        ],
-    ),
-    "torchtitan": (
-        "nvidia-nvfp4",
-        [applied_line(read_recipe("nvidia-nvfp4"))],
-        ["override.imports=['ablate.integrations.torchtitan.apply'] produced no replacements. Check that"],
-    ),
-}  # fmt: skip
+LOGS = yaml.safe_load(Path(__file__).with_name("stack_logs.yaml").read_text())
 
 
 @pytest.mark.parametrize("stack", LOGS)
 def test_a_log_tells_a_run_in_fp4_from_one_that_fell_back(stack):
-    recipe, good, bad = LOGS[stack]
-    stack = stack.split(",")[0]
-    flags = flags_for(read_recipe(recipe), stack, steps=550)
+    log = LOGS[stack]
+    flags = flags_for(read_recipe(log["recipe"]), stack.split(",")[0], steps=550)
     assert flags.expect
+
+    def matches(pattern, lines):
+        return any(re.search(pattern, line) for line in log[lines])
+
     for pattern in flags.expect:
-        assert any(re.search(pattern, line) for line in good)
-        assert not any(re.search(pattern, line) for line in bad)
+        assert matches(pattern, "in_fp4")
+        assert not matches(pattern, "fell_back")
     for pattern in flags.refuse:
-        assert any(re.search(pattern, line) for line in bad)
-        assert not any(re.search(pattern, line) for line in good)
+        assert matches(pattern, "fell_back")
+        assert not matches(pattern, "in_fp4")
 
 
 @pytest.mark.parametrize("stack", [name for name in STACKS if name != "primus-bridge"])

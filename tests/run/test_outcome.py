@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,49 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.run.outcome import LocalFit, find_crossing, outcome
+from tests.golden import check_answers
 
 
-@pytest.mark.parametrize(
-    ("tokens", "loss", "target", "expected"),
-    [
-        (
-            [100, 200, 300, 400],
-            [4.0, 3.0, 2.0, 1.0],
-            2.5,
-            60_000**0.5,
-        ),  # half-way in ln tokens
-        ([0, 200, 300], [4.0, 2.0, 1.0], 3.0, 100.0),  # 0 has no logarithm: linear
-        # 200 is under, 300 is not: the crossing is the one before 400, which 500 confirms.
-        ([100, 200, 300, 400, 500], [3.0, 1.9, 2.2, 1.8, 1.7], 2.0, 120_000**0.5),
-        (
-            [100, 200, 300],
-            [3.0, 2.5, 1.5],
-            2.0,
-            60_000**0.5,
-        ),  # the last confirms itself
-        ([100, 200, 300], [3.0, 2.0, 1.0], 2.0, 200.0),  # exactly at the target
-        ([100, 200], [1.0, 0.9], 2.0, "at most 100"),  # under it from the start
-        (
-            [100, 200, 300, 400],
-            [1.9, 2.1, 1.9, 1.8],
-            2.0,
-            60_000**0.5,
-        ),  # the first is not confirmed
-        ([100, 200, 300], [3.0, 3.0, 3.0], 2.0, None),
-        ([], [], 2.0, None),
-    ],
-)
-def test_where_a_curve_crosses(tokens, loss, target, expected):
-    crossing = find_crossing(tokens, loss, target)
-    if expected is None:
-        assert crossing is None
-        assert find_crossing(tokens, loss, target, "first_eval") is None
+def crossings(line):
+    """Where losses, each with its tokens, cross a target: interpolated and confirmed, and as MLPerf scores."""
+    if line.startswith("#"):
         return
-    assert crossing == pytest.approx(
-        (0, 100) if expected == "at most 100" else (expected, expected)
-    )
-    first = tokens[[value <= target for value in loss].index(True)]
-    assert find_crossing(tokens, loss, target, "first_eval") == (first, first)
+    target, *evaluations = line.replace(":", "").split()
+    points = [map(float, evaluation.split("@")) for evaluation in evaluations]
+    loss, tokens = zip(*points, strict=True) if points else ((), ())
+    for rule in ("confirmed", "first_eval"):
+        crossing = find_crossing(tokens, loss, float(target), rule)
+        place = "never" if crossing is None else "{:.9g} to {:.9g}".format(*crossing)
+        yield f"{rule}: {place}"
+
+
+def test_where_a_curve_crosses():
+    check_answers(Path(__file__).with_name("crossings.txt"), crossings)
 
 
 losses = st.lists(st.floats(0.5, 6.0), min_size=1, max_size=30)
@@ -99,36 +75,19 @@ def test_the_crossing_lies_in_the_interval_that_the_first_confirmed_evaluation_e
         assert low <= high <= tokens[naive] * slack
 
 
-@pytest.mark.parametrize(
-    ("state", "loss", "end", "low"),
-    [
-        ("finished", [3.0, 1.0], "hit", pytest.approx(100 * 2**0.5)),
-        ("finished", [3.0, 2.5], "censored", 200),
-        (
-            "diverged",
-            [3.0, 1.0, 1.0, 9.0],
-            "diverged",
-            900,
-        ),  # although it was under the target
-        *(
-            (state, [3.0, 1.0, 0.5], "missing", 0)
-            for state in ("pending", "running", "failed")
-        ),
-        ("finished", [], "missing", 0),
-    ],
-)
-def test_ends(state, loss, end, low):
-    tokens = np.arange(1, len(loss) + 1) * 100
+def ends(line):
+    """How a run ends in this state, with these losses after each 100 tokens; its target is 2, its budget 900."""
+    state, *loss = line.split()
+    tokens = [100 * (index + 1) for index in range(len(loss))]
     run = outcome(
-        seed=0,
-        state=state,
-        tokens=tokens,
-        loss=loss,
-        target=2.0,
-        rule="confirmed",
-        budget_tokens=900,
-    )
-    assert (run.end, run.low, run.high) == (end, low, low if end == "hit" else math.inf)
+        seed=0, state=state, tokens=tokens, loss=[*map(float, loss)], target=2.0,
+        rule="confirmed", budget_tokens=900,
+    )  # fmt: skip
+    yield f"{run.end}: {run.low:.9g} to {run.high:.9g}"
+
+
+def test_ends():
+    check_answers(Path(__file__).with_name("ends.txt"), ends)
 
 
 @pytest.mark.parametrize(

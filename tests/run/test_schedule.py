@@ -1,10 +1,12 @@
 import dataclasses
-import math
+from pathlib import Path
 
 import pytest
+import yaml
 
 from ablate.run.config import TrainingConfig
 from ablate.run.schedule import decay_begins, learning_rate, plan_steps, steady_spans
+from tests.golden import check_answers
 
 BASE = TrainingConfig(
     tokens=100_000, seq_len=100, batch_size=10, learning_rate=1.0, warmup_tokens=10_000,
@@ -55,25 +57,12 @@ def test_the_decay_begins_after_the_last_step_at_the_peak():
     )
 
 
-@pytest.mark.parametrize(
-    ("training", "switches", "spans"),
-    [
-        ({"schedule": "constant", "warmup_tokens": 100}, (), ((100, math.inf),)),
-        (
-            {
-                "schedule": "wsd",
-                "warmup_tokens": 100,
-                "tokens": 900,
-                "decay_tokens": 200,
-            },
-            (),
-            ((100, 700),),
-        ),
-        ({"schedule": "constant"}, (500, 0), ((0, 500), (500, math.inf))),
-        ({"schedule": "cosine", "tokens": 900}, (), ()),
-        ({}, (), ()),
-        ({"schedule": "wsd", "tokens": 100, "decay_tokens": 100}, (), ()),
-    ],
-)
-def test_where_training_is_known_to_be_steady(training, switches, spans):
-    assert steady_spans(training, switches) == spans
+def spans(line):
+    settings = yaml.safe_load(line)
+    switches = settings.pop("switches", ())
+    for start, end in steady_spans(settings, switches):
+        yield f"{start} to {end}"
+
+
+def test_where_training_is_known_to_be_steady():
+    check_answers(Path(__file__).with_name("spans.txt"), spans)
