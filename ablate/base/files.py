@@ -43,8 +43,12 @@ def write_bytes_atomic(path: Path, content: bytes) -> None:
 
 def write_json_atomic(path: Path, value: Any) -> None:
     """Write strict JSON (no NaN, no Infinity) atomically."""
+    write_bytes_atomic(path, _json_text(value))
+
+
+def _json_text(value: Any) -> bytes:
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
-    write_bytes_atomic(path, (text + "\n").encode())
+    return text.encode() + b"\n"
 
 
 def read_json(path: Path) -> Any:
@@ -59,14 +63,9 @@ def write_record(path: Path, value: dict[str, Any]) -> None:
 
 def record_text(value: dict[str, Any]) -> bytes:
     """Return an object as strict JSON, with a hash as last key; it is computed with zeros in its place."""
-    text = (
-        json.dumps(
-            value | {"hash": _NO_HASH}, indent=1, allow_nan=False, ensure_ascii=False
-        )
-        + "\n"
-    )
-    start, end = _split_at_hash(text.encode())
-    return start + hash_of(text.encode()).encode() + end
+    content = _json_text(value | {"hash": _NO_HASH})
+    start, end = _split_at_hash(content)
+    return start + hash_of(content).encode() + end
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -78,9 +77,8 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     content = path.read_bytes()
     start, end = _split_at_hash(content)
-    if hash_of(start + _NO_HASH.encode() + end) != content[
-        len(start) : -len(end)
-    ].decode("ascii", "replace"):
+    written = content[len(start) : -len(end)]
+    if hash_of(start + _NO_HASH.encode() + end).encode() != written:
         raise ValueError("altered or cut, or written by another version")
     record: dict[str, Any] = parse_json(content)
     del record["hash"]
@@ -102,15 +100,12 @@ def hash_of_sources(package: Path, parts: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         folder = package / part
-        sources = [
-            path
-            for path in folder.rglob("*")
-            if path.suffix in (".py", ".cpp", ".h", ".json")
-        ]
-        for name, path in sorted(
-            (f"{part}/{path.relative_to(folder)}", path) for path in sources
-        ):
-            content = path.read_bytes()
+        sources = {}
+        for path in folder.rglob("*"):
+            if path.suffix in (".py", ".cpp", ".h", ".json"):
+                sources[f"{part}/{path.relative_to(folder)}"] = path
+        for name in sorted(sources):
+            content = sources[name].read_bytes()
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
 

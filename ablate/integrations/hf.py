@@ -53,11 +53,8 @@ class AblateCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Load the recipe's state if training goes on from a checkpoint."""
         stepper = self._own()
-        stored = (state.stateful_callbacks or {}).get(type(self).__name__, {})
-        if isinstance(stored, dict):
-            saved = dict(stored.get("attributes", {}).get("saved", {}))
-        else:
-            saved = {}
+        stored: Any = (state.stateful_callbacks or {}).get(type(self).__name__, {})
+        saved = dict(stored.get("attributes", {}).get("saved", {}))
         if state.global_step and saved.get("step") == state.global_step:
             if stepper.state.deoscillates:
                 place = (

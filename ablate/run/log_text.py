@@ -101,7 +101,7 @@ def texts_of(path: Path, source: LogSource) -> Iterator[tuple[int, str]]:
 
 def without_colours(text: str) -> str:
     """Remove ANSI's codes of colours."""
-    return _COLOURS.sub("", text) if "\x1b" in text else text
+    return _COLOURS.sub("", text)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -171,10 +171,10 @@ class NewText:
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self._begin()
-        if known is not None and known["digest"] == _digest_before(
-            path, known["offset"]
-        ):
-            self.offset = known["offset"]
+        if known is not None:
+            offset = known["offset"]
+            if known["digest"] == _digest_before(path, offset):
+                self.offset = offset
 
     @property
     def known(self) -> dict[str, Any]:
