@@ -12,12 +12,17 @@ import wandb
 from mlflow import MlflowClient
 
 uri, study = sys.argv[1:]
-client, copies, sent, left = MlflowClient(uri), {}, {}, 1
+client = MlflowClient(uri)
+copies = {}
+sent = {}
+left = 1
 while left:
     experiment = client.get_experiment_by_name(study)
     runs = client.search_runs([experiment.experiment_id], max_results=1000)
     for run in runs:
-        key, tags, ended = run.info.run_id, run.data.tags, run.info.status != "RUNNING"
+        key = run.info.run_id
+        tags = run.data.tags
+        ended = run.info.status != "RUNNING"
         # the run that holds the report has no arm
         if "ablate.arm" not in tags or sent.get(key) == "all":
             continue

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import UserError, first_line
+from ablate.base.errors import UserError, with_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ def load_function(reference: str) -> Callable[..., Any]:
             module = importlib.import_module(reference.partition(":")[0])
     except Exception as error:  # the user's own code may raise anything
         raise UserError(
-            f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}",
+            f"{reference} cannot be imported: {with_type(error)}",
             hint="run it with python first",
         ) from error
     function = getattr(module, name, None)

@@ -97,8 +97,8 @@ def train(
     device: str,
 ) -> TrainResult:
     """Train one run, ``config``, on (training, validation) tokens; return how it ended."""
-    # tokens as whole steps
-    settings, plan = (config.training, plan_steps(config.training))
+    settings = config.training
+    plan = plan_steps(settings)  # tokens as whole steps
     training, validation = tokens
     torch.manual_seed(config.seed)  # a seed has the same initial weights in all arms
     model = build(
@@ -119,18 +119,18 @@ def train(
             logits = model(ids[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
+    @torch.no_grad()
     def evaluate() -> float:
         model.eval()
-        windows = validation_batches(
+        total = 0.0
+        count = 0
+        for window in validation_batches(
             validation, settings.seq_len, settings.eval_tokens, settings.batch_size
-        )
-        with torch.no_grad():
-            sums = [
-                (loss_of(window).item() * len(window), len(window))
-                for window in windows
-            ]
+        ):
+            total += loss_of(window).item() * len(window)
+            count += len(window)
         model.train()
-        return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
+        return total / count
 
     first = 0
     if (checkpoint := checkpoints.load()) is not None:
@@ -145,13 +145,10 @@ def train(
         tensors = {
             f"model.{name}": tensor for name, tensor in model.state_dict().items()
         }
-        tensors |= {
-            f"mean.{name}": optimizer.state[p]["mean"]
-            for name, p in model.named_parameters()
-        }
-        checkpoints.save(
-            Snapshot(step=step, tensors=tensors, numbers={"recipe": state.state_dict()})
-        )
+        for name, p in model.named_parameters():
+            tensors[f"mean.{name}"] = optimizer.state[p]["mean"]
+        numbers = {"recipe": state.state_dict()}
+        checkpoints.save(Snapshot(step=step, tensors=tensors, numbers=numbers))
 
     for step in range(first, plan.steps):
         for group in optimizer.param_groups:
@@ -162,31 +159,24 @@ def train(
         )
         loss = loss_of(batch(training, starts, settings.seq_len))
         loss.backward()
-        seen = (step + 1) * plan.tokens_per_step
+        steps_done = step + 1
+        is_last = steps_done == plan.steps
+        seen = steps_done * plan.tokens_per_step
+        row = {"tokens": seen, "step": steps_done}
         if not torch.isfinite(loss):
-            return TrainResult(
-                state="diverged", tokens=seen, step=step + 1, message="non-finite loss"
-            )
+            return TrainResult(state="diverged", message="non-finite loss", **row)
         optimizer.step()
         optimizer.zero_grad()
         state.advance(plan.tokens_per_step)  # signs, phases and de-oscillation move on
-
-        steps_done = step + 1
-        row = {"tokens": seen, "step": steps_done}
-        if steps_done % plan.log_every_steps == 0 or steps_done == plan.steps:
+        if steps_done % plan.log_every_steps == 0 or is_last:
             on_metrics({"kind": "train", **row, "loss": loss.item(), "lr": group["lr"]})
-        if steps_done % plan.eval_every_steps == 0 or steps_done == plan.steps:
+        if steps_done % plan.eval_every_steps == 0 or is_last:
             on_metrics({"kind": "eval", **row, "val_loss": evaluate()})
-        if steps_done == plan.steps:
+        if is_last:
             break
         if checkpoints.due(seen):
             keep(steps_done)
         if should_stop():
             keep(steps_done)
-            return TrainResult(
-                state="interrupted",
-                tokens=seen,
-                step=steps_done,
-                message="stopped on request",
-            )
+            return TrainResult(state="interrupted", message="stopped on request", **row)
     return TrainResult(state="finished", tokens=plan.tokens, step=plan.steps)

@@ -11,7 +11,6 @@ import torch
 from ablate.backends.device import device_of_arch
 from ablate.backends.packed import Packed
 from ablate.backends.protocol import Draw
-from ablate.backends.scaled import swizzled
 from ablate.backends.select import Selection, load_backend
 from ablate.backends.testing.suite import both
 from ablate.recipes import OperandPolicy
@@ -28,33 +27,26 @@ LIBRARIES = {
 }
 
 
-def product(a, a_scales, b, b_scales, fmt="mxfp4"):
-    """What a GEMM over packed operands with plain rows of scales gives."""
-    left, right = (
-        Packed(
-            format=fmt,
-            codes=codes.view(torch.uint8),
-            scales=scales.view(torch.uint8),
-            descale=1.0,
-            axis=1,
-        )
-        for codes, scales in ((a, a_scales), (b, b_scales))
-    )
+def exact(left, right):
     return left.values.float() @ right.values.float().t()
 
 
-def unswizzled(flat, rows, columns):
-    places = torch.arange(rows * columns, dtype=torch.int32).view(rows, columns)
-    low, high = (
-        swizzled(part.to(torch.uint8)).int() for part in (places & 0xFF, places >> 8)
-    )
-    order = low + (high << 8)
-    out = torch.zeros(rows * columns, dtype=torch.uint8)
-    filled = flat.view(torch.uint8)
-    real = torch.zeros(len(order), dtype=torch.bool)
-    real[swizzled(torch.ones(rows, columns, dtype=torch.uint8)).bool()] = True
-    out[order[real].long()] = filled[real]
-    return out.view(rows, columns)
+def product(a, a_scales, b, b_scales, fmt="mxfp4"):
+    """What a GEMM over packed operands with plain rows of scales gives."""
+    operands = []
+    for side in ((a, a_scales), (b, b_scales)):
+        codes, scales = (part.view(torch.uint8) for part in side)
+        operands.append(
+            Packed(format=fmt, codes=codes, scales=scales, descale=1.0, axis=1)
+        )
+    return exact(*operands)
+
+
+def unswizzled(scales, rows, columns):
+    """Undo cuBLAS's layout of scale bytes, tiles of 128 rows × 4 columns."""
+    tiles = scales.view(torch.uint8).view(-(-rows // 128), -(-columns // 4), 32, 4, 4)
+    padded = tiles.permute(0, 3, 2, 1, 4).flatten(0, 2).flatten(1)
+    return padded[:rows, :columns]
 
 
 @pytest.fixture
@@ -97,7 +89,7 @@ class QuackOperand:
 
     @classmethod
     def from_parts(cls, qdata, scale, fmt):
-        block = {"mxfp4": 32, "nvfp4": 16}[fmt]
+        block = 16 if fmt == "nvfp4" else 32
         rows, columns = qdata.shape[0], qdata.shape[1] * 2 // block
         assert scale.shape == (-(-rows // 128), -(-columns // 4), 32, 4, 4)
         assert scale.element_size() == 1
@@ -111,10 +103,8 @@ class QuackOperand:
     @property
     def parts(self):
         block = 16 if self.format == "nvfp4" else 32
-        rows, columns = self.qdata.shape[0], self.qdata.shape[1] * 2 // block
-        tiled = (-(-rows // 128) * 128, -(-columns // 4) * 4)
-        scales = unswizzled(self.scale.reshape(-1), *tiled)[:rows, :columns]
-        return self.qdata, scales
+        columns = self.qdata.shape[1] * 2 // block
+        return self.qdata, unswizzled(self.scale, len(self.qdata), columns)
 
 
 @pytest.fixture
@@ -203,9 +193,7 @@ def test_the_call_gives_the_product(name, m, n, k, request):
     backend = request.getfixturevalue(name)
     left, right = operands(backend, MXFP4, m, n, k)
     product = backend.multiply(left, right)
-    assert torch.equal(
-        product, (left.values.float() @ right.values.float().t()).to(torch.bfloat16)
-    )
+    assert torch.equal(product, exact(left, right).to(torch.bfloat16))
     assert (
         backend.support(both(MXFP4), device_of_arch(LIBRARIES[name])).mode == "native"
     )
@@ -215,10 +203,8 @@ def test_the_call_gives_the_product(name, m, n, k, request):
 def test_nvfp4_and_the_factor_of_a_prescale_are_taken(name, request):
     backend = request.getfixturevalue(name)
     left, right = operands(backend, OperandPolicy(format="nvfp4"), 40, 24, 80)
-    exact = (
-        left.values.float() @ right.values.float().t() * (left.descale * right.descale)
-    )
-    assert torch.allclose(backend.multiply(left, right).float(), exact, rtol=2**-8)
+    expected = exact(left, right) * (left.descale * right.descale)
+    assert torch.allclose(backend.multiply(left, right).float(), expected, rtol=2**-8)
     assert backend.support(both(SR), device_of_arch(LIBRARIES[name])).mode == "native"
 
 
@@ -231,8 +217,8 @@ def test_the_real_quack_reads_our_codes_and_scales(fmt, monkeypatch):
     monkeypatch.setitem(sys.modules, "quack.gemm_interface", interface)
     backend = load_backend("quack")
     left, right = operands(backend, OperandPolicy(format=fmt), 40, 24, 96)
-    expected = left.values.float() @ right.values.float().t()
-    assert torch.allclose(backend.multiply(left, right), expected, rtol=2**-7)
+    product = backend.multiply(left, right)
+    assert torch.allclose(product, exact(left, right), rtol=2**-7)
 
 
 @pytest.mark.parametrize("name", ["primus_turbo", "primus_turbo_flydsl", "aiter"])
