@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ablate.base.errors import UserError
 from ablate.recipes import PRESETS, read_recipe
@@ -22,6 +23,7 @@ from ablate.run.command_files import (
     result_files,
 )
 from ablate.run.log_rows import LogSource
+from tests.golden import check_answers
 
 METRICS = LogSource(preset="megatron")
 
@@ -60,21 +62,16 @@ def test_lists_become_words_and_the_studys_own_variables_win():
     assert written.words == ["run", "--x", "1"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options", "lacks"),
-    [
-        ("mxfp4", {}, True),
-        ("mxfp4", {"expect": ["(?P<setup>fp4=True)"]}, True),
-        ("mxfp4", {"expect": ["(?P<setup>fp4=True)", "NVFP4 kernel"]}, False),
-        ("mxfp4", {"metrics": LogSource(preset="ablate")}, False),
-        ("bf16", {"precision": "NVFP4"}, True),
-        ("bf16", {"precision": "bf16"}, False),
-        ("bf16", {}, False),
-    ],
-)
-def test_which_arms_nothing_in_the_log_proves(recipe, options, lacks):
-    trainer = replace(command("run"), **options)
-    assert lacks_proof(trainer, read_recipe(recipe)) is lacks
+def proofs(line):
+    """``[recipe, what the trainer says beside its command]``: whether nothing in the log proves the arm's recipe."""
+    recipe, options = yaml.safe_load(line)
+    trainer = Command(**{"command": ["run"], "metrics": METRICS} | options)
+    lacks = lacks_proof(trainer, read_recipe(recipe))
+    yield "lacks a proof" if lacks else "needs no more"
+
+
+def test_which_arms_nothing_in_the_log_proves():
+    check_answers(Path(__file__).with_name("proofs.txt"), proofs)
 
 
 def test_files_that_count(tmp_path):

@@ -107,27 +107,15 @@ def test_files_are_known_by_the_digest_and_other_code_and_tokenizers_by_their_na
         data = replace(CONFIG.data, tokenizer="hf", tokenizer_path=tokenizer)
         return run_id(replace(CONFIG, model=model, data=data, trainer=trainer, **more))
 
-    for here, there, other in (
-        (
-            {"model": "/here/m.py:build"},
-            {"model": "/there/n.py:build"},
-            {"model": "/here/m.py:other"},
-        ),
-        (
-            {"trainer": "/here/t.py:run"},
-            {"trainer": "/there/t.py:run"},
-            {"trainer": "/here/t.py:other"},
-        ),
-        (
-            {"tokenizer": "/here/tok.json"},
-            {"tokenizer": "/there/tok.json"},
-            {"tokenizer": "other/gpt2"},
-        ),
-        ({"hf": "/here/m"}, {"hf": "/there/n"}, {"hf": "/here/m", "code_digest": "c2"}),
-        ({}, {}, {"model": "a.c:build"}),
+    for key, here, there, other in (
+        ("model", "/here/m.py:build", "/there/n.py:build", "/here/m.py:other"),
+        ("trainer", "/here/t.py:run", "/there/t.py:run", "/here/t.py:other"),
+        ("tokenizer", "/here/tok.json", "/there/tok.json", "other/gpt2"),
+        ("model", "a.b:build", "a.b:build", "a.c:build"),
     ):
-        assert run(**here) == run(**there)
-        assert run(**here) != run(**other)
+        assert run(**{key: here}) == run(**{key: there}) != run(**{key: other})
+    assert run(hf="/here/m") == run(hf="/there/n")
+    assert run(hf="/here/m") != run(hf="/here/m", code_digest="c2")
 
 
 @pytest.mark.parametrize(

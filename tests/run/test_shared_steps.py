@@ -1,122 +1,75 @@
-"""Which steps runs have in common, and who trains them: runs of 32 steps of 512 tokens."""
+"""Which steps runs have in common, and who trains them: runs of 32 steps of 512 tokens.
+
+``shared_steps.txt`` has the recipes of runs in each line, then what each run takes from another one.
+``REWRITE=1`` writes what stands under them anew.
+"""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
-from ablate.recipes import RecipeSpec
 from ablate.run.config import Fork, ResourcesConfig
 from ablate.run.schedule import shared_prefixes
+from tests.golden import check_answers
 
 STEP = 512
-ALL = ["fprop", "dgrad", "wgrad"]
-BF16 = RecipeSpec()
-FP4 = RecipeSpec(gemms=ALL)
-FPROP = RecipeSpec(gemms=["fprop"])
-DELAYED = RecipeSpec(preset="te-hybrid-fp8-delayed")
+OWN = ResourcesConfig()
+LATE = {"phases": [{"from_tokens": 10 * STEP, "recipe": "mxfp4"}]}
 
 
-def phases(*starts):
-    """A recipe in bf16 that changes at these tokens, or after this fraction, to other recipes."""
-    places = [
-        ("from_fraction" if start < 1 else "from_tokens", start, recipe)
-        for start, recipe in starts
-    ]
-    return RecipeSpec(
-        phases=[{key: start, "recipe": recipe} for key, start, recipe in places]
-    )
-
-
-def late(step, recipe="mxfp4"):
-    return phases((step * STEP, recipe))
-
-
-def reset(**start):
-    return RecipeSpec(gemms=ALL, deoscillate={"window": 3, **start})
-
-
-@pytest.fixture
-def runs_of(make_config):
-    def runs(recipes, forks=(), resources=None, seed=0, **changes):
-        configs = {
-            name: make_config(recipe, seed=seed) for name, recipe in recipes.items()
-        }
-        for name, parent, step in forks:
-            of = configs[parent]
-            fork = Fork(tokens=step * STEP, recipe=of.recipe, training=of.training)
-            configs[name] = replace(configs[name], fork=fork)
-        if changes:
-            configs["b"] = replace(
-                configs["b"], training=replace(configs["b"].training, **changes)
-            )
-        return [
-            (
-                f"{name}{seed or ''}",
-                config,
-                (resources if name == "b" else None) or ResourcesConfig(),
-            )
-            for name, config in configs.items()
-        ]
-
-    return runs
-
-
-def found(runs, **options):
+def shared(runs):
     """Return holder and step by run; every prefix ends at a whole step."""
-    prefixes = shared_prefixes(runs, **options)
+    prefixes = shared_prefixes(runs)
     assert all(prefix.tokens == prefix.step * STEP for prefix in prefixes.values())
     return {run: (prefix.holder, prefix.step) for run, prefix in prefixes.items()}
 
 
-@pytest.mark.parametrize(
-    ("recipes", "forks", "shared"),
-    [
-        ({"a": BF16, "b": FP4}, (), {}),
-        ({"a": BF16, "b": late(10), "c": late(20)}, (), {"b": ("a", 9), "c": ("a", 19)}),
-        ({"a": DELAYED, "b": FP4}, [("b", "a", 10)], {}),  # its past belongs to one recipe
-        ({"a": BF16, "b": phases((10 * STEP + 1, "mxfp4"))}, (), {"b": ("a", 10)}),  # begins with step 11
-        (
-            {"a": FP4, "b": reset(from_tokens=10 * STEP), "c": reset(from_fraction=0.5), "d": reset()}, (),
-            {"b": ("a", 9), "c": ("a", 15)},
-        ),
-        (
-            {"b": late(10), "c": phases((10 * STEP, "mxfp4"), (20 * STEP, "fp8")), "a": BF16}, (),
-            {"c": ("b", 19), "a": ("b", 9)},
-        ),
-        (
-            {"a": BF16, "b": FP4, "c": FPROP, "d": FP4}, [("b", "a", 10), ("c", "a", 10), ("d", "a", 16)],
-            {"b": ("a", 9), "c": ("a", 9), "d": ("a", 15)},
-        ),
-        # A fork is the same state as a phase at that place.
-        ({"b": late(10), "c": FP4, "a": BF16}, [("c", "a", 10)], {"c": ("b", 9), "a": ("b", 9)}),
-    ],
-)  # fmt: skip
-def test_runs_share_the_steps_before_the_first_that_differs(
-    runs_of, recipes, forks, shared
-):
-    assert found(runs_of(recipes, forks)) == shared
+def test_runs_share_the_steps_before_the_first_that_differs(make_config):
+    def told(line):
+        written = {} if line.startswith("#") else yaml.safe_load(line)
+        configs = {}
+        forks = {}
+        for name, recipe in written.items():
+            if isinstance(recipe, list):
+                recipe, *forks[name] = recipe  # noqa: PLW2901
+            configs[name] = make_config(recipe, seed=int(name[1:] or 0))
+        for name, (parent, step) in forks.items():
+            before = configs[parent]
+            fork = Fork(
+                tokens=step * STEP, recipe=before.recipe, training=before.training
+            )
+            configs[name] = replace(configs[name], fork=fork)
+        runs = [(name, config, OWN) for name, config in configs.items()]
+        for name, (holder, step) in shared(runs).items():
+            yield f"{name}: {step} steps of {holder}"
+
+    check_answers(Path(__file__).with_name("shared_steps.txt"), told)
 
 
 @pytest.mark.parametrize(
-    ("changes", "shares"),
+    ("changes", "resources", "shares"),
     [
-        ({}, True),
-        ({"evaluate_in": "both"}, False),
-        ({"learning_rate": 1e-3}, False),
-        ({"resources": ResourcesConfig(cpus=2)}, False),
-        ({"resources": ResourcesConfig(hang_after_sec=9.0)}, True),
+        ({}, OWN, True),
+        ({"evaluate_in": "both"}, OWN, False),
+        ({"learning_rate": 1e-3}, OWN, False),
+        ({}, ResourcesConfig(cpus=2), False),
+        ({}, ResourcesConfig(hang_after_sec=9.0), True),
     ],
 )
-def test_settings_and_seeds_share_nothing_with_each_other(runs_of, changes, shares):
-    recipes = {"a": BF16, "b": late(10)}
-    assert found(runs_of(recipes, **changes)) == ({"b": ("a", 9)} if shares else {})
-    if not changes:
-        two = [*runs_of(recipes), *runs_of(recipes, seed=1)]
-        assert found(two) == {"b": ("a", 9), "b1": ("a1", 9)}
+def test_other_settings_share_nothing(make_config, changes, resources, shares):
+    runs = [
+        ("a", make_config(), OWN),
+        ("b", make_config(LATE, **changes), resources),
+    ]
+    assert shared(runs) == ({"b": ("a", 9)} if shares else {})
 
 
-def test_a_run_that_cannot_hold_a_state_is_passed_over(runs_of):
-    runs = runs_of({"a": BF16, "b": late(10), "c": late(10, "fp8")})
+def test_a_run_that_cannot_hold_a_state_is_passed_over(make_config):
+    late_fp8 = {"phases": [{"from_tokens": 10 * STEP, "recipe": "fp8"}]}
+    recipes = {"a": "bf16", "b": LATE, "c": late_fp8}
+    runs = [(name, make_config(recipe), OWN) for name, recipe in recipes.items()]
     prefixes = shared_prefixes(
         runs, can_hold=lambda run, step: run != "a" and step == 9
     )
