@@ -26,14 +26,16 @@ class Problem:
     hint: str | None = None
 
     def __str__(self) -> str:
-        place = ":".join(
-            str(part)
-            for part in (self.file, self.line, self.column)
-            if part is not None
-        )
-        place = "--set" if self.line == 0 else place
-        text = f"{place}: {self.what}" if place else self.what
-        return f"{text} ({self.hint})" if self.hint else text
+        parts = (self.file, self.line, self.column)
+        place = ":".join(str(part) for part in parts if part is not None)
+        text = self.what
+        if self.line == 0:
+            text = f"--set: {text}"
+        elif place:
+            text = f"{place}: {text}"
+        if self.hint:
+            text += f" ({self.hint})"
+        return text
 
 
 class UserError(Exception):

@@ -41,11 +41,12 @@ def _operand(policy: OperandPolicy) -> str:
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
     # A bare SR means Tseng's prescale of 3/4 under that paper's scale rule, and no prescale under others.
-    is_tseng = (policy.format, policy.scale) == (
-        "mxfp4",
-        "floor",
-    ) and policy.rounding != "stochastic_rocm"
-    if policy.is_stochastic and policy.prescale != (0.75 if is_tseng else 1.0):
+    usual = 1.0
+    if policy.format == "mxfp4" and policy.scale == "floor":
+        usual = 0.75
+    if policy.rounding == "stochastic_rocm":
+        usual = 1.0
+    if policy.is_stochastic and policy.prescale != usual:
         label += f"×{policy.prescale:.3g}"
     if policy.undo == "operand":
         label += " undone on operand"
@@ -88,16 +89,17 @@ def describe_layer(recipe: LayerRecipe, before: LayerRecipe | None = None) -> st
 def describe_place(rule: LayerRule) -> str:
     """Say which layers a rule names, e.g. ``the first 2 and the last 8 blocks``."""
     ends = []
-    if rule.first:
-        ends.append("the first" if rule.first == 1 else f"the first {rule.first}")
-    if rule.last:
-        last = f"{rule.last:.0%} of the" if rule.last < 1 else rule.last
-        ends.append("the last" if rule.last == 1 else f"the last {last}")
+    for end, count in (("first", rule.first), ("last", rule.last)):
+        if count == 1:
+            ends.append(f"the {end}")
+        elif count >= 1:
+            ends.append(f"the {end} {count}")
+        elif count:
+            ends.append(f"the {end} {count:.0%} of the")
     parts = []
     if ends:
-        parts.append(
-            f"{' and '.join(ends)} {'block' if rule.first + rule.last == 1 else 'blocks'}"
-        )
+        blocks = "block" if rule.first + rule.last == 1 else "blocks"
+        parts.append(f"{' and '.join(ends)} {blocks}")
     if rule.head:
         parts.append("the head")
     if rule.role:

@@ -189,7 +189,7 @@ def check_repeats(rows: Sequence[Row], *, is_usual: bool) -> None:
     places = [place_of(row) for row in rows]
     changes = places[:1]
     for before, row in itertools.pairwise(rows):
-        if "is_fresh" in row or row["val_loss"] != before["val_loss"]:
+        if row["is_fresh"] or row["val_loss"] != before["val_loss"]:
             changes.append(place_of(row))
     num_repeats = len(rows) - len(changes)
     if not num_repeats:
@@ -256,7 +256,7 @@ class RunRows:
         self.places.learn(row)
         loss = row.get("loss")
         if "val_loss" in row:
-            self._rows.append({**row, "is_fresh": True} if self._is_fresh else row)
+            self._rows.append({**row, "is_fresh": self._is_fresh})
             self._is_fresh = False
         elif loss is not None:
             self._is_fresh = True
@@ -308,7 +308,7 @@ class RunRows:
                 ends.append(row)
                 continue
             is_after_blank = is_after_blank or bool(ends)
-            finite.append({**row, "is_fresh": True} if ends else row)
+            finite.append({**row, "is_fresh": row["is_fresh"] or bool(ends)})
             self._num_blanks += len(ends)
             ends = []
         if due := _first_due(ends, finite, has_blanks=is_after_blank):
@@ -322,7 +322,7 @@ class RunRows:
         repeats = Repeats(self.rule)
         evaluations = []
         for row in rows:
-            is_fresh = "is_fresh" in row
+            is_fresh = row["is_fresh"]
             if repeats.is_evaluation(place_of(row), row["val_loss"], is_fresh=is_fresh):
                 evaluations.append(row)
         if repeats.dropped:
