@@ -10,16 +10,13 @@ pytest.importorskip("accelerate")
 pytest.importorskip("trl")
 import trl
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
     TrainingArguments,
 )
 
-from ablate.integrations.hf import AblateCallback, convert_conv1d
-from ablate.numerics import apply_recipe
+from ablate.integrations.hf import AblateCallback
 from tests.integrations.conftest import NOISY, rows_of
 
 ARGUMENTS = {
@@ -153,21 +150,3 @@ def test_a_callback_that_came_too_late_says_so(tmp_path, batches):
     trainer.add_callback(AblateCallback(NOISY))
     with pytest.raises(RuntimeError, match="was not there when the Trainer was made"):
         trainer.train()
-
-
-def test_gpt2_is_converted_on_request():
-    torch.manual_seed(0)
-    gpt2 = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)
-    ).eval()
-    x = torch.arange(32)[None]
-    before = gpt2(x).logits
-    names = convert_conv1d(gpt2)
-    assert names == [
-        f"transformer.h.0.{part}"
-        for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    ]
-    torch.testing.assert_close(gpt2(x).logits, before)
-    assert "4 of 5 matrices in low precision" in str(
-        apply_recipe(gpt2, "mxfp4").coverage
-    )
