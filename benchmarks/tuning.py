@@ -78,6 +78,7 @@ def tune(arms: list[Arm], trials: int, repeat: int) -> dict[str, float]:
             name=arm.name,
             study=open_study(storage, arm.name),
             propose=partial(propose_values, tuning, {"learning_rate": SHARED}),
+            arms=lambda _: [],
             num_trials=trials,
             watched_from=TRIAL // 3,
         )

@@ -22,7 +22,7 @@ from ablate.run.schedule import plan_steps
 from ablate.study.search_space import Range, tuned_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ablate.plan.plan import Plan, PlannedArm
     from ablate.store import StudyStore
@@ -45,7 +45,8 @@ def with_search(plan: Plan, tune: Tune) -> Plan:
 
 def _fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
     """Hash a group's search: the ids of its first trial's runs, the values that it may try, and how."""
-    ids = trial_ids(plan, tune, group, group.shared)
+    first_trial = trial_arms(plan, tune, group, 0, group.shared)
+    ids = [run.id for arm in first_trial for run in arm.runs]
     fields = {
         name: [type(field).__name__, asdict(field)]
         for name, field in tune.fields.items()
@@ -54,26 +55,27 @@ def _fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def trial_ids(
-    plan: Plan, tune: Tune, group: GroupTuning, values: dict[str, Any]
-) -> list[str]:
-    """List the ids of a group's runs in the trial with these values."""
-    return [
-        run.id for arm in _trial_arms(plan, tune, group, 0, values) for run in arm.runs
-    ]
+def trial_arms(
+    plan: Plan, tune: Tune, group: GroupTuning, number: int, values: dict[str, Any]
+) -> list[PlannedArm]:
+    """Plan a trial: the arms of its group at these values, and at the trials' budget and seeds."""
+    arms = []
+    for arm in map(plan.arm, group.arms):
+        untuned = {field: getattr(arm.config.training, field) for field in values}
+        trial = replace(
+            _at_values(arm, values | {"tokens": tune.budget}, tune.seeds),
+            name=f"{arm.name} trial {number}",
+            description=values_text(values),
+            factors={},
+            differs=arm.differs_at(untuned, values),
+        )
+        arms.append(trial)
+    return arms
 
 
-def trial_plan(
-    plan: Plan, tune: Tune, trials: Iterable[tuple[str, int, dict[str, Any]]]
-) -> Plan:
-    """Plan the trials' study: for each trial (group, number, values) the arms of its group.
-
-    They have these values, and the trials' budget and seeds.
-    """
-    groups = {group.name: group for group in tune.groups}
-    arms: list[PlannedArm] = []
-    for name, number, values in trials:
-        arms += _trial_arms(plan, tune, groups[name], number, values)
+def trials_plan(plan: Plan, tune: Tune, arms: Iterable[PlannedArm]) -> Plan:
+    """Plan the trials' study. ``arms``: of its trials."""
+    arms = tuple(arms)
     return replace(
         plan,
         study=tune.study,
@@ -84,26 +86,11 @@ def trial_plan(
         stop=None,
         diagnostics=None,
         keep_weights=False,
-        arms=tuple(arms),
+        arms=arms,
         folded={},
         dropped=(),
         tuning=None,
     )
-
-
-def _trial_arms(
-    plan: Plan, tune: Tune, group: GroupTuning, number: int, values: dict[str, Any]
-) -> Iterator[PlannedArm]:
-    for arm in map(plan.arm, group.arms):
-        untuned = {field: getattr(arm.config.training, field) for field in values}
-        trial = _at_values(arm, values | {"tokens": tune.budget}, tune.seeds)
-        yield replace(
-            trial,
-            name=f"{arm.name} trial {number}",
-            description=values_text(values),
-            factors={},
-            differs=arm.differs_at(untuned, values),
-        )
 
 
 def tuned_plan(plan: Plan, tune: Tune) -> Plan:

@@ -24,9 +24,11 @@ import math
 import os
 import warnings
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ablate.base.errors import UserError, first_line
 from ablate.execute.pending_runs import find_todo, requests_of
@@ -39,12 +41,13 @@ if TYPE_CHECKING:
 
     from optuna import Study
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
     from ablate.data import TokenFiles
     from ablate.execute.pending_runs import RunRequest
-    from ablate.plan import Plan
+    from ablate.plan import Plan, PlannedArm
     from ablate.store import RunDir, State, StudyStore
 
     Run = Callable[[Sequence["Asked"]], Sequence["TrialResult"]]
@@ -120,10 +123,13 @@ def violation(trial: FrozenTrial) -> float:
     return trial.constraints.get(VIOLATION, 0.0)
 
 
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial is complete and did not miss."""
+    return trial.state.name == "COMPLETE" and not violation(trial)
+
+
 def open_trial(
-    params: dict[str, Any],
-    distributions: Mapping[str, BaseDistribution],
-    attrs: dict[str, Any],
+    params: dict[str, Any], distributions: Mapping[str, BaseDistribution], **attrs: Any
 ) -> FrozenTrial:
     """Make a trial without a result: its state is running."""
     optuna = quiet_optuna().trial
@@ -136,13 +142,13 @@ def open_trial(
     return trial
 
 
-def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
-    """Make a study in memory with these trials; ``options``: its sampler and pruner."""
-    num_objectives = max(
-        (len(trial.values) for trial in trials if trial.values is not None), default=1
-    )
+def study_of(
+    trials: Sequence[FrozenTrial], sampler: BaseSampler | None = None
+) -> Study:
+    """Make a study in memory with these trials."""
+    num_objectives = max([len(trial.values or "_") for trial in trials], default=1)
     study: Study = quiet_optuna().create_study(
-        directions=["minimize"] * num_objectives, **options
+        directions=["minimize"] * num_objectives, sampler=sampler
     )
     study.add_trials(trials)
     return study
@@ -157,7 +163,7 @@ def suggestions(
     """Yield some suggestions of Optuna's TPE after these trials; open ones count as poor (constant liar)."""
     optuna = quiet_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
-    study = study_of(trials, sampler=sampler)
+    study = study_of(trials, sampler)
     for _ in range(_TRIES):
         trial = study.ask(dict(distributions))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -174,15 +180,20 @@ def seed_of(*parts: object) -> int:
 class TrialGroup:
     """A study of Optuna's, and how its next trial is chosen.
 
-    ``propose``: makes an open trial, with its attributes, from all trials before it and a seed.
-    ``watched_from``: after how many tokens a trial can be called hopeless; None: never.
+    ``propose``: makes an open trial from all trials before it and a seed. ``arms``: those whose runs a trial
+    is. ``watched_from``: after how many tokens a trial can be called hopeless; None: never.
     """
 
     name: str
     study: Study
     propose: Callable[[Sequence[FrozenTrial], int], FrozenTrial]
+    arms: Callable[[FrozenTrial], Sequence[PlannedArm]]
     num_trials: int
     watched_from: int | None = None
+
+    def run_ids(self, trial: FrozenTrial) -> list[str]:
+        """List the ids of a trial's runs in the run store."""
+        return [run.id for arm in self.arms(trial) for run in arm.runs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,27 +204,23 @@ class Asked:
     trial: FrozenTrial
     earlier: Sequence[FrozenTrial]
 
-    @property
+    @cached_property
     def run_ids(self) -> list[str]:
         """The ids of its runs in the run store."""
-        return list(self.trial.user_attrs["runs"])
+        return self.group.run_ids(self.trial)
 
     def hopeless_at(self, curve: Losses) -> int | None:
-        """Return after how many tokens the trial is first worse than earlier ones' median, or None."""
+        """Return after how many tokens the trial's best is first above earlier ones' median, or None."""
         watched_from = self.group.watched_from
         complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
         if watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
-        optuna = quiet_optuna()
-        pruner = optuna.pruners.MedianPruner(
-            n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=watched_from
-        )
-        trial = study_of(
-            complete, sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner
-        ).ask()
+        best = math.inf
         for tokens, loss in sorted(curve.items()):
-            trial.report(loss, tokens)
-            if trial.should_prune():
+            best = min(best, loss)
+            losses = [trial.intermediate_values.get(tokens) for trial in complete]
+            known = [loss for loss in losses if loss is not None]
+            if tokens >= watched_from and known and best > np.nanpercentile(known, 50):
                 return tokens
         return None
 
@@ -262,14 +269,11 @@ def _ask(group: TrialGroup, at_once: int, round_: int) -> list[Asked]:
     for number in range(len(trials), end):
         # Trials of the same round count as open, however they ended.
         same_round = [
-            open_trial(trial.params, trial.distributions, trial.user_attrs)
+            open_trial(trial.params, trial.distributions, **trial.user_attrs)
             for trial in trials[first:]
         ]
-        proposed = group.propose(
-            [*trials[:first], *same_round], seed_of(round_, number - first)
-        )
-        proposed.user_attrs |= {"round": round_, "position": number - first}
-        group.study.add_trial(proposed)
+        seed = seed_of(round_, number - first)
+        group.study.add_trial(group.propose([*trials[:first], *same_round], seed))
         trials = group.study.get_trials()
     return [
         Asked(group=group, trial=trial, earlier=trials[:first])
@@ -324,21 +328,19 @@ class TrialRuns:
     )
 
     def train(self, asked: Sequence[Asked], plan: Plan) -> None:
-        """Train the runs of these trials that have not ended. ``plan``: of these trials alone."""
+        """Train the runs of these trials that have not ended. ``plan``: of all trials so far."""
+        self.store.write_plan(plan)
 
         def unneeded() -> dict[str, str]:
             reasons: dict[str, str] = {}
             for trial in asked:
-                if (
-                    trial.group.watched_from is None
-                    or trial.hopeless_at(self.curve(trial)) is None
-                ):
-                    continue
-                reason = f"trial {trial.trial.number} is worse than the median of earlier ones"
-                reasons |= dict.fromkeys(trial.run_ids, reason)
+                if trial.hopeless_at(self.curve(trial)) is not None:
+                    reason = f"trial {trial.trial.number} is worse than the median of earlier ones"
+                    reasons |= dict.fromkeys(trial.run_ids, reason)
             return reasons
 
-        requests = requests_of(plan, {run.id for _, run in plan.runs()}, self.corpora)
+        run_ids = {run_id for trial in asked for run_id in trial.run_ids}
+        requests = requests_of(plan, run_ids, self.corpora)
         todo = find_todo(self.store, requests, unneeded, retry_failed=self.retry_failed)
         if todo.runs:
             end = self.execute(list(todo.runs), unneeded)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ablate.search.engine import (
     LOSS,
     TrialGroup,
+    is_feasible,
     open_study,
     open_trial,
     quiet_optuna,
@@ -138,7 +139,7 @@ class SearchPlan:
             name = self.first[len(seen)]
         else:
             name = self._pick(seen, seed_of(self.search.seed, seed), distributions)
-        return open_trial(self.levels(name), distributions, {"candidate": name})
+        return open_trial(self.levels(name), distributions, candidate=name)
 
     def _pick(
         self,
@@ -153,21 +154,22 @@ class SearchPlan:
         num_complete = sum(trial.state.name == "COMPLETE" for trial in known)
         if self.search.sampler == "random" or num_complete < RANDOM_FIRST:
             return untried[0]
-        options = {
-            "n_startup_trials": RANDOM_FIRST,
-            "multivariate": True,
-            "group": True,
-        }
-        for suggestion in suggestions(known, distributions, seed, **options):
-
-            def shared(name: str, levels: dict[str, str] = suggestion) -> int:
-                return max(
-                    (len(levels.items() & cell.items()) for cell in self.cells[name]),
-                    default=0,
+        for levels in suggestions(
+            known,
+            distributions,
+            seed,
+            n_startup_trials=RANDOM_FIRST,
+            multivariate=True,
+            group=True,
+        ):
+            num_shared = {}
+            for name in untried:
+                cells = self.cells[name] or [{}]
+                num_shared[name] = max(
+                    len(levels.items() & cell.items()) for cell in cells
                 )
-
-            closest = max(untried, key=shared)
-            if shared(closest) == len(distributions):
+            closest = max(untried, key=num_shared.__getitem__)
+            if num_shared[closest] == len(distributions):
                 break
         return closest
 
@@ -188,29 +190,19 @@ def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
         first = better
         if budget != grid.search.budgets[0]:
             # If more trials or a larger share were asked for later, new trials follow the old ones.
-            first = tuple(
-                dict.fromkeys([*map(candidate_of, study.get_trials()), *better])
-            )
+            known = map(candidate_of, study.get_trials())
+            first = tuple(dict.fromkeys([*known, *better]))
             num_trials = len(first)
 
-        def propose(
-            seen: Sequence[FrozenTrial],
-            seed: int,
-            budget: int = budget,
-            first: tuple[str, ...] = first,
-        ) -> FrozenTrial:
-            trial = replace(grid, first=first).propose(seen, seed)
-            arm = grid.arm(budget, candidate_of(trial))
-            run_ids = [run.id for run in arm.runs]
-            trial.user_attrs |= {
-                "runs": run_ids,
-                "recipe": arm.recipe,
-                "tokens": budget,
-            }
-            return trial
+        def arms(trial: FrozenTrial, budget: int = budget) -> list[PlannedArm]:
+            return [grid.arm(budget, candidate_of(trial))]
 
         group = TrialGroup(
-            name=study.study_name, study=study, propose=propose, num_trials=num_trials
+            name=study.study_name,
+            study=study,
+            propose=replace(grid, first=first).propose,
+            arms=arms,
+            num_trials=num_trials,
         )
         if not search([group], grid.search.at_once, run):
             return False
@@ -225,14 +217,9 @@ def candidate_of(trial: FrozenTrial) -> str:
     return str(trial.user_attrs["candidate"])
 
 
-def is_feasible(trial: FrozenTrial) -> bool:
-    """Whether a trial is complete and did not miss."""
-    return trial.state.name == "COMPLETE" and not violation(trial) > 0
-
-
 def fronts(trials: Sequence[FrozenTrial]) -> Iterator[list[FrozenTrial]]:
     """Yield the fronts of the feasible trials, best first: a front is what nothing left dominates."""
-    rest = [trial for trial in trials if is_feasible(trial)]
+    rest = [*filter(is_feasible, trials)]
     while rest:
         # a study in memory numbers them anew
         best = {trial.number for trial in study_of(rest).best_trials}

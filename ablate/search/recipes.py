@@ -12,8 +12,7 @@ bound, with a violation, because Optuna would take an infinity for a success.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from itertools import chain
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ablate.base.config_base import written_short
@@ -151,59 +150,57 @@ def search_recipes(
     """
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        runs.store.write_plan(
-            tried_plan(planned, chain.from_iterable(planned.read(storage)))
-        )
-        trials = [trial.trial for trial in asked]
-        budget = trials[0].user_attrs["tokens"]
+        group = asked[0].group
+        numbers = [trial.trial.number for trial in asked]
+        budget = group.arms(asked[0].trial)[0].config.training.tokens
         say(
-            f"Round {trials[0].user_attrs['round'] + 1} at {short_tokens(budget)} tokens: trials "
-            f"{trials[0].number + 1}–{trials[-1].number + 1} of {asked[0].group.num_trials}"
+            f"Round {numbers[0] // planned.search.at_once + 1} at {short_tokens(budget)} tokens: trials "
+            f"{numbers[0] + 1}–{numbers[-1] + 1} of {group.num_trials}"
         )
-        runs.train(asked, tried_plan(planned, trials))
+        runs.train(asked, tried_plan(planned, planned.read(storage)))
         if runs.outcome.interrupted:
             raise StoppedError("Stopped. Trials that have ended are kept")
         states = [runs.states(trial)[0] for trial in asked]
         if runs.outcome.problem or not {*END_STATES, "failed"}.issuperset(states):
             raise StoppedError(runs.outcome.problem or "A run has no result")
-        results = [
-            result_of(planned, runs.store, budget, candidate_of(trial))
-            for trial in trials
-        ]
-        for trial, result in zip(trials, results, strict=True):
-            if result.failed is not None:
-                name = candidate_of(trial)
-                say(f"Failed: {name}: {result.failed}")
-                if name == planned.baseline:
-                    raise StoppedError(
-                        "Without the baseline there is nothing to hold recipes against"
-                    )
+        results = []
+        for trial in asked:
+            (arm,) = trial.group.arms(trial.trial)
+            result = result_of(planned, runs.store, arm)
+            results.append(result)
+            if result.failed is None:
+                continue
+            say(f"Failed: {arm.name}: {result.failed}")
+            if arm.name == planned.baseline:
+                raise StoppedError(
+                    "Without the baseline there is nothing to hold recipes against"
+                )
         return results
 
     search_grid(planned, storage, run)
 
 
-def tried_plan(planned: SearchPlan, trials: Iterable[FrozenTrial]) -> Plan:
-    """Plan some trials, in their order; without any, the baseline at the first budget.
+def tried_plan(
+    planned: SearchPlan, budgets: Iterable[Iterable[FrozenTrial]] = ()
+) -> Plan:
+    """Plan the trials of each budget, in their order; without any, the baseline at the first budget.
 
     If the search has several budgets, arms have theirs in their names.
     """
-    budgets = planned.search.budgets
-
-    def named_arm(budget: int, name: str) -> PlannedArm:
+    names = [(planned.search.budgets[0], planned.baseline)]
+    for budget, trials in zip(planned.search.budgets, budgets, strict=False):
+        names += [(budget, candidate_of(trial)) for trial in trials]
+    arms = []
+    for budget, name in names:
         arm = planned.arm(budget, name)
-        if len(budgets) == 1:
-            return arm
-        return replace(arm, name=f"{name} @ {short_tokens(budget)}")
-
-    baseline = named_arm(budgets[0], planned.baseline)
-    arms = [
-        named_arm(trial.user_attrs["tokens"], candidate_of(trial)) for trial in trials
-    ]
+        if len(planned.plans) > 1:
+            arm = replace(arm, name=f"{name} @ {short_tokens(budget)}")
+        arms.append(arm)
+    # the first trial is the baseline's
     return replace(
         planned.plans[0],
-        baseline=baseline.name,
-        arms=tuple(arms or [baseline]),
+        baseline=arms[0].name,
+        arms=tuple(arms[1:] or arms),
         folded={},
     )
 
@@ -214,17 +211,9 @@ def check_same(planned: SearchPlan, store: StudyStore) -> None:
     Raises:
         UserError: another search, or a study, of this name is in the storage.
     """
-    keys = (
-        "objective",
-        "hardware",
-        "shapes",
-        "budgets",
-        "at_once",
-        "sampler",
-        "seed",
-        "factors",
-    )
-    settings = {key: getattr(planned.search, key) for key in keys}
+    settings = asdict(planned.search)
+    for key in ("trials", "keep", "cells"):
+        del settings[key]
     recipes = {
         arm.name: [plan.arm(arm.name).runs[0].id for plan in planned.plans]
         for arm in planned.plans[0].arms
@@ -258,29 +247,28 @@ def check_same(planned: SearchPlan, store: StudyStore) -> None:
         )
 
 
-def result_of(
-    planned: SearchPlan, store: StudyStore, budget: int, name: str
-) -> TrialResult:
+def result_of(planned: SearchPlan, store: StudyStore, arm: PlannedArm) -> TrialResult:
     """Return the result of a run that ended or failed: loss or token cost, and step time over the baseline's.
 
     Raises:
         UserError: the baseline diverged, or misses the target in a search by token cost.
     """
-    run = store.run(planned.arm(budget, name).runs[0].id)
+    run = store.run(arm.runs[0].id)
     status = run.status()
     if status.state == "failed":
         return TrialResult(failed=status.message or "failed")
+    time = planned.times[arm.name]
     has_diverged = status.state == "diverged"
-    if has_diverged and name == planned.baseline:
+    if has_diverged and arm.name == planned.baseline:
         raise UserError(
-            f"the baseline '{name}' diverged, so that there is nothing to hold recipes against"
+            f"the baseline '{arm.name}' diverged, so that there is nothing to hold recipes against"
         )
     violation = DIVERGED if has_diverged else None
-    time = planned.times[name]
     if planned.search.objective == "loss":
         return TrialResult(values=(end_loss(run), time), violation=violation)
     target = planned.plans[0].target
     assert target is not None  # a search without one is refused
+    budget = arm.config.training.tokens
     baseline_run = store.run(planned.arm(budget, planned.baseline).runs[0].id)
     baseline_tokens = _tokens_to(target, losses_of(baseline_run))
     if baseline_tokens is None:
@@ -288,13 +276,14 @@ def result_of(
             f"the baseline '{planned.baseline}' does not reach the target within {budget:,} tokens, so that "
             "no token cost has a meaning (raise search.budgets or the target, or search for objective: loss)"
         )
-    losses = losses_of(run)
-    tokens = None if has_diverged else _tokens_to(target, losses)
-    if tokens is None and not has_diverged:
-        violation = max(losses[max(losses)] - target.val_loss, 1e-9)
-    return TrialResult(
-        values=((tokens or budget) / baseline_tokens - 1, time), violation=violation
-    )
+    tokens = None
+    if not has_diverged:
+        losses = losses_of(run)
+        tokens = _tokens_to(target, losses)
+        if tokens is None:
+            violation = max(losses[max(losses)] - target.val_loss, 1e-9)
+    cost = (tokens or budget) / baseline_tokens - 1
+    return TrialResult(values=(cost, time), violation=violation)
 
 
 def _tokens_to(target: Target, losses: Losses) -> float | None:

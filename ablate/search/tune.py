@@ -7,15 +7,18 @@ because Optuna takes an infinity for a result.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ablate.plan.tuning import trial_ids, trial_plan
+from ablate.plan.tuning import trial_arms, trials_plan
 from ablate.search.engine import (
     TrialGroup,
     TrialResult,
     end_loss,
+    is_feasible,
     open_storage,
     open_study,
     open_trial,
@@ -29,17 +32,16 @@ from ablate.store.plan_file import TrialRecord
 from ablate.study.search_space import combinations, spread_point
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from optuna.trial import FrozenTrial
 
-    from ablate.plan import Plan
+    from ablate.plan import Plan, PlannedArm
     from ablate.search.engine import Asked, TrialRuns
     from ablate.store import StudyStore
     from ablate.store.plan_file import GroupTuning
     from ablate.study.search_space import Tune
 
-_POINTS = 100_000
 _WATCHED_FROM = 1 / 3
 """No trial is hopeless before this share of its budget: a high rate often falls behind at first."""
 
@@ -59,25 +61,23 @@ def propose_values(
         elif len(seen) >= 2 * (1 + len(fields)):
             # the first points are spread over the space
             options = {"n_startup_trials": 1, "multivariate": len(fields) > 1}
-            for values in suggestions(
-                seen, distributions, seed_of(tuning.seeds[0], seed), **options
-            ):
+            seed_of_tpe = seed_of(tuning.seeds[0], seed)
+            for values in suggestions(seen, distributions, seed_of_tpe, **options):
                 yield {name: fields[name].tidy(value) for name, value in values.items()}
-        for index in range(len(seen), len(seen) + _POINTS):
+        for index in itertools.count(len(seen)):
             yield spread_point(fields, index)
 
     untried = next(values for values in proposals() if values not in tried)
-    return open_trial(untried, distributions, {})
+    return open_trial(untried, distributions)
 
 
 def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """Return the complete trial with the lowest loss and without diverged runs, or None."""
-    good = [
-        trial
-        for trial in trials
-        if trial.state.name == "COMPLETE" and not violation(trial)
-    ]
-    return min(good, key=lambda trial: (trial.values, trial.number), default=None)
+    return min(
+        filter(is_feasible, trials),
+        key=lambda trial: (trial.values, trial.number),
+        default=None,
+    )
 
 
 def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]]:
@@ -86,50 +86,54 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
     Returns the search as far as it came, and the ids of the runs of trials without an end.
     """
     storage = open_storage(runs.store.path)
+    watched_from = round(tuning.budget * _WATCHED_FROM) if tuning.prune else None
     groups = []
     for group in tuning.groups:
 
-        def propose(
-            seen: Sequence[FrozenTrial], seed: int, group: GroupTuning = group
-        ) -> FrozenTrial:
-            trial = propose_values(tuning, group.shared, seen, seed)
-            trial.user_attrs["runs"] = trial_ids(plan, tuning, group, trial.params)
-            return trial
+        def arms(
+            trial: FrozenTrial, group: GroupTuning = group
+        ) -> Sequence[PlannedArm]:
+            return trial_arms(plan, tuning, group, trial.number, trial.params)
 
         study_name = f"{tuning.study}: {group.name} [{group.fingerprint}]"
         groups.append(
             TrialGroup(
                 name=group.name,
                 study=open_study(storage, study_name),
-                propose=propose,
+                propose=partial(propose_values, tuning, group.shared),
+                arms=arms,
                 num_trials=tuning.trials,
-                watched_from=round(tuning.budget * _WATCHED_FROM)
-                if tuning.prune
-                else None,
+                watched_from=watched_from,
             )
         )
 
-    def plan_of(trials: Iterable[tuple[TrialGroup, FrozenTrial]]) -> Plan:
-        numbered = ((group.name, trial.number, trial.params) for group, trial in trials)
-        return trial_plan(plan, tuning, numbered)
-
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        every = (
-            (group, trial) for group in groups for trial in group.study.get_trials()
-        )
-        runs.store.write_plan(plan_of(every))
-        runs.train(asked, plan_of((trial.group, trial.trial) for trial in asked))
+        every_arm = [
+            arm
+            for group in groups
+            for trial in group.study.get_trials()
+            for arm in group.arms(trial)
+        ]
+        runs.train(asked, trials_plan(plan, tuning, every_arm))
         return [_result(runs, trial) for trial in asked]
 
     is_done = search(groups, tuning.at_once, run)
     ended = []
     open_runs: set[str] = set()
     for group, trial_group in zip(tuning.groups, groups, strict=True):
-        trials = trial_group.study.get_trials()[: trial_group.num_trials]
-        ended.append(_ended_group(runs.store, group, trials, is_done=is_done))
+        trials = trial_group.study.get_trials()[: tuning.trials]
+        records = []
         for trial in trials:
-            if not trial.state.is_finished():
-                open_runs.update(trial.user_attrs["runs"])
+            run_ids = trial_group.run_ids(trial)
+            if trial.state.is_finished():
+                records.append(_record(runs.store, trial, run_ids))
+            else:
+                open_runs.update(run_ids)
+        chosen = None
+        if is_done:
+            best = best_trial(trials)
+            chosen = group.shared if best is None else best.params
+        ended.append(replace(group, trials=tuple(records), chosen=chosen))
     return replace(tuning, done=is_done, groups=tuple(ended)), open_runs
 
 
@@ -137,7 +141,7 @@ def _result(runs: TrialRuns, asked: Asked) -> TrialResult:
     """Give no values until all runs ended; count a diverged run with the loss at which it is called so."""
     curve = runs.curve(asked)
     states = runs.states(asked)
-    if not all(state in END_STATES for state in states):
+    if not {*END_STATES}.issuperset(states):
         return TrialResult(curve=curve)
     loss = fmean(end_loss(runs.store.run(run_id)) for run_id in asked.run_ids)
     return TrialResult(
@@ -145,33 +149,16 @@ def _result(runs: TrialRuns, asked: Asked) -> TrialResult:
     )
 
 
-def _ended_group(
-    store: StudyStore,
-    group: GroupTuning,
-    trials: Sequence[FrozenTrial],
-    *,
-    is_done: bool,
-) -> GroupTuning:
-    """Add its told trials to a group, and the best values once the search is done."""
-    records = []
-    for trial in trials:
-        if not trial.state.is_finished():
-            continue
-        is_complete = trial.state.name == "COMPLETE"
-        run_ids = trial.user_attrs["runs"]
-        records.append(
-            TrialRecord(
-                number=trial.number,
-                values=trial.params,
-                state="complete" if is_complete else "pruned",
-                loss=trial.value if is_complete else None,
-                diverged=round(violation(trial)),
-                tokens=sum(store.run(run_id).status().tokens for run_id in run_ids),
-                runs=tuple(run_ids),
-            )
-        )
-    chosen = None
-    if is_done:
-        best = best_trial(trials)
-        chosen = group.shared if best is None else best.params
-    return replace(group, trials=tuple(records), chosen=chosen)
+def _record(
+    store: StudyStore, trial: FrozenTrial, run_ids: Sequence[str]
+) -> TrialRecord:
+    is_complete = trial.state.name == "COMPLETE"
+    return TrialRecord(
+        number=trial.number,
+        values=trial.params,
+        state="complete" if is_complete else "pruned",
+        loss=trial.value if is_complete else None,
+        diverged=round(violation(trial)),
+        tokens=sum(store.run(run_id).status().tokens for run_id in run_ids),
+        runs=tuple(run_ids),
+    )

@@ -323,7 +323,7 @@ def tune(
         UserError: as ``run_study``; or another process runs the trials now.
     """
     from ablate.execute.cluster import connection
-    from ablate.plan.tuning import trial_plan, tuned_plan, values_text
+    from ablate.plan.tuning import trial_arms, trials_plan, tuned_plan, values_text
     from ablate.search.tune import tune_arms
     from ablate.workflow.prepare import prepare
 
@@ -334,12 +334,14 @@ def tune(
     store.path.mkdir(parents=True, exist_ok=True)
     trials = f"{tuning.trials} trials of {tuning.tokens:,} tokens"
     listener.say(f"Tuning {len(tuning.groups)} groups of arms, {trials} each.")
-    first_trials = trial_plan(
-        plan, tuning, [(group.name, 0, group.shared) for group in tuning.groups]
-    )
+    first_trials = [
+        arm
+        for group in tuning.groups
+        for arm in trial_arms(plan, tuning, group, 0, group.shared)
+    ]
     with (
         mirrored(store, tuning.study, where, listener),
-        running_alone(store, first_trials),
+        running_alone(store, trials_plan(plan, tuning, first_trials)),
         connection(where.address, listener.say),
     ):
         runs = trial_runs(store, corpora, where, listener, retry_failed=retry_failed)

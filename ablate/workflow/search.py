@@ -63,7 +63,7 @@ def search_study(
     try:
         begun = store.plan()
     except (OSError, UserError):
-        begun = tried_plan(planned, ())
+        begun = tried_plan(planned)
     try:
         with running_alone(store, begun):
             check_same(planned, store)
@@ -100,8 +100,9 @@ def _search_on(
     from ablate.execute.cluster import connection
 
     trials_by_budget = planned.read(trials)
-    known_trials = list(itertools.chain.from_iterable(trials_by_budget))
-    num_ended = sum(trial.state.is_finished() for trial in known_trials)
+    num_ended = sum(
+        trial.state.is_finished() for trial in itertools.chain(*trials_by_budget)
+    )
     listener.say(
         f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
         f"budget; {num_ended} trials have ended before."
@@ -110,7 +111,7 @@ def _search_on(
     arms = [plan.arm(planned.baseline) for plan in planned.plans]
     corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
-    store.write_plan(tried_plan(planned, known_trials))
+    store.write_plan(tried_plan(planned, trials_by_budget))
     is_done = planned.is_done(trials_by_budget)
     if not is_done:
         listener.say(f"Starting Ray {where.cluster} …")

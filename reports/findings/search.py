@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ablate.reports.findings.compare import NOT_TOLD
-from ablate.search.engine import violation
+from ablate.search.engine import is_feasible, violation
 from ablate.search.halving import (
     DIVERGED,
     IRRELEVANT,
     candidate_of,
     fronts,
     importances,
-    is_feasible,
     with_levels,
 )
 

@@ -89,7 +89,7 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
 
 def test_a_second_search_of_the_name_is_refused(folder):
     store = StudyStore(folder / "runs" / "s")
-    with running(store, tried_plan(plan_search(load_study(folder / "s.yaml")), ())):
+    with running(store, tried_plan(plan_search(load_study(folder / "s.yaml")))):
         assert (
             "is being run by another process"
             in ablate("search", "s.yaml", cwd=folder).line

@@ -6,7 +6,7 @@ import pytest
 
 from ablate.base.files import read_record, write_record
 from ablate.plan import known_plan
-from ablate.plan.tuning import trial_plan, tuned_plan
+from ablate.plan.tuning import trial_arms, trials_plan, tuned_plan
 from ablate.store import StudyStore
 from ablate.store.plan_file import TrialRecord, plan_to_json
 
@@ -84,11 +84,11 @@ def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_
 
 def test_trials_are_short_runs_at_seeds_of_their_own(plan):
     planned = plan("diagnostics: {}\n" + STUDY)
-    trials = trial_plan(
-        planned,
-        planned.tuning,
-        [("a", 0, {"learning_rate": 2e-3}), ("b", 1, {"learning_rate": 9e-3})],
-    )
+    tuning = planned.tuning
+    first, second, _ = tuning.groups
+    arms = trial_arms(planned, tuning, first, 0, {"learning_rate": 2e-3})
+    arms += trial_arms(planned, tuning, second, 1, {"learning_rate": 9e-3})
+    trials = trials_plan(planned, tuning, arms)
     assert (trials.study, trials.diagnostics) == ("s tune", None)
     assert [arm.name for arm in trials.arms] == ["a trial 0", "b trial 1"]
     assert trials.arms[1].config.training.tokens == 100_000

@@ -86,7 +86,7 @@ def end(store):
             row = {"kind": "eval", "tokens": tokens, "step": step, "val_loss": loss}
             append_line(run.metrics_path, row)
         run.write_status(Status(state=state, message="why"))
-        return result_of(planned, store, budget, name)
+        return result_of(planned, store, arm)
 
     return write
 
