@@ -128,7 +128,7 @@ def _mapping_of(text: str) -> dict[str, Any]:
         )
     source = parse(text.encode(), "--options")
     if source.problems:
-        raise UserError(*source.problems)
+        raise UserError(*source.problems.values())
     options: dict[str, Any] = source.data
     return options
 

@@ -85,7 +85,7 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
     for levels, arm in search.cells:
         if arm in cells:
             cells[arm].append(levels)
-    named = [name for name, _ in study.source.items("arms") if name in times]
+    named = [name for name in study.source.mapping("arms") if name in times]
     first = tuple(dict.fromkeys([study.baseline, *named]))
     if search.trials < len(first):
         message = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"

@@ -10,6 +10,7 @@ its own values are checked.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,9 @@ _CODE = Misfit(
     "of a model or trainer in Python name the file: model: {function: DIR/model.py:build}",
     ("code",),
 )
+_NEEDED = (
+    "model", "data", "training", "recipe", "recipe_spec", "backend", "resources",
+)  # fmt: skip
 _LABEL_HINT = "give the values labels: {label: value}"
 
 
@@ -74,28 +78,30 @@ class Arms:
         self.faults = faults
         self.sections = Sections(faults, folder)
         self._source = faults.source
-        self._named = list(dict(self._source.items("arms")))
+        self._named = list(self._source.mapping("arms"))
         self._by_content: dict[tuple[str, ...], str] = {}
-        self._is_size_used: dict[Path, bool] = {}
+        self._is_size_used: dict[Path, bool] = defaultdict(bool)
         self.base = self._read_base()
         for name in self._named:
-            self._add_named(name)
+            own_parts = self._parts_at("arms", name)
+            inherited = self._inherited(("arms", name, "from"), name)
+            if inherited is None:
+                self._check(Parts((own_parts,)))
+            else:
+                self._add(replace(inherited.under(*own_parts), arm=name))
         self._add_cells()
         for place, is_used in self._is_size_used.items():
             if not is_used:
+                message = "expected a Hadamard in an arm with this size, got none"
                 hint = "write stabiliser: rht or dht beside it, or leave it out"
-                faults.add(
-                    place,
-                    "expected a Hadamard in an arm with this size, got none",
-                    hint,
-                )
+                faults.add(place, message, hint)
 
     # ---- parts -----------------------------------------------------------------------------------------
 
     def _parts_at(self, *place: str) -> tuple[Part, ...]:
         """Return the sections that the file writes at a place, which is the base or an arm."""
-        sections = [key for key, _ in self._source.items(*place) if key in SECTIONS]
-        return tuple(Part((*place, section), (section,)) for section in sections)
+        keys = self._source.mapping(*place)
+        return tuple(Part((*place, key), (key,)) for key in keys if key in SECTIONS)
 
     def _read_base(self) -> Parts:
         """Check the base, and return its parts."""
@@ -127,14 +133,6 @@ class Arms:
             self.faults.add(("arms", parent, "from"), message)
         return None
 
-    def _add_named(self, name: str) -> None:
-        own_parts = self._parts_at("arms", name)
-        inherited = self._inherited(("arms", name, "from"), name)
-        if inherited is None:
-            self._check(Parts((own_parts,)))
-        else:
-            self._add(name, inherited.under(*own_parts))
-
     def _add_cells(self) -> None:
         inherited = self._inherited(("grid", "from"))
         for cell in expand(self.faults, self.sections):
@@ -150,36 +148,36 @@ class Arms:
                 ]
                 # a section before its fields
                 levels.sort(key=lambda part: len(part.sets))
-                arm = self._add(
-                    cell.name, replace(inherited.under(*levels), is_cell=True)
-                )
+                parts = inherited.under(*levels)
+                arm = self._add(replace(parts, arm=cell.name, is_cell=True))
             self.cells.append((cell, arm))
 
     # ---- one arm ---------------------------------------------------------------------------------------
 
-    def add_fault(self, name: str, parts: Parts, misfit: Misfit) -> None:
+    def add_fault(self, parts: Parts, misfit: Misfit) -> None:
         """Add a fault at a field to blame that the file writes, else at the arm's recipe, else at the arm."""
-        place = locate(self._source, parts, *misfit.fields) or locate(
-            self._source, parts, "recipe"
+        place = (
+            locate(self._source, parts, *misfit.fields)
+            or locate(self._source, parts, "recipe")
+            or parts.home
         )
-        place = place or _home(name, parts)
-        arm = None if place[:2] == ("arms", name) else name
+        arm = None if place[:2] == ("arms", parts.arm) else parts.arm
         self.faults.add(place, misfit.message, misfit.hint, arm=arm)
 
-    def _build(self, name: str, parts: Parts) -> ResolvedArm | None:
+    def _build(self, parts: Parts) -> ResolvedArm | None:
         """Build and check an arm; None if it is dropped or cannot be built."""
         built = self._check(parts)
         config: dict[str, Any] = {section: built[section].value for section in SECTIONS}
-        spec: RecipeSpec | None = config.pop("recipe")
-        recipe = None
-        if spec is not None:
-            recipe = _resolved(spec)
+        spec = config["recipe"]
+        recipe = None if spec is None else _resolved(spec)
         if isinstance(recipe, SenselessRecipe):
-            if self._drop_senseless(name, parts, recipe):
+            if self._drop_senseless(parts, recipe):
                 return None
             recipe = None
-        self._note_hadamard_size(parts, built["recipe"], recipe)
-        misfits = _misfits(config, built, recipe)
+        config |= {"recipe": recipe, "recipe_spec": spec}
+        if "hadamard_size" in built["recipe"].written:
+            self._note_hadamard_size(parts, recipe)
+        misfits = _misfits(config, built)
         command = config["trainer"]
         code = config["code"]
         if code is not None and isinstance(command, Command):
@@ -192,104 +190,86 @@ class Arms:
             config["trainer"], more = checks.ready_command(command, recipe, built)
             misfits += more
         for misfit in misfits:
-            self.add_fault(name, parts, misfit)
-        needed = ("model", "data", "training", "resources", "backend")
-        if (
-            spec is None
-            or recipe is None
-            or any(config[section] is None for section in needed)
-        ):
+            self.add_fault(parts, misfit)
+        if any(config[key] is None for key in _NEEDED):
             return None
         if not checks.can_be_listed(config["model"]):
             return None
-        if parts.is_cell:
+        description = self._source.get("arms", parts.arm, "description")
+        if parts.is_cell or not isinstance(description, str):
             description = None
-        else:
-            description = self._source.get("arms", name, "description")
         return ResolvedArm(
-            name=name,
-            description=description if isinstance(description, str) else None,
+            name=parts.arm,
+            description=description,
             factors=factors_of(self._source, parts),
-            recipe=recipe,
-            recipe_spec=spec,
             parts=parts,
             **config,
         )
 
-    def _drop_senseless(self, name: str, parts: Parts, fault: SenselessRecipe) -> bool:
+    def _drop_senseless(self, parts: Parts, fault: SenselessRecipe) -> bool:
         """Drop a cell with a senseless recipe if the grid says so; else add the fault and return False."""
         hint = fault.hint
         if parts.is_cell:
             if self._source.get("grid", "senseless") == "drop":
-                self.dropped.append(DroppedCell(name=name, reason=str(fault)))
+                self.dropped.append(DroppedCell(name=parts.arm, reason=str(fault)))
                 return True
             hint = "exclude the cell, or set grid.senseless: drop"
         keys = ["recipe", *map(str, fault.path)]
         while len(keys) > 1 and locate(self._source, parts, ".".join(keys)) is None:
             keys.pop()
-        self.add_fault(name, parts, Misfit(str(fault), hint, (".".join(keys),)))
+        self.add_fault(parts, Misfit(str(fault), hint, (".".join(keys),)))
         return False
 
-    def _note_hadamard_size(
-        self, parts: Parts, section: Built, recipe: Recipe | None
-    ) -> None:
+    def _note_hadamard_size(self, parts: Parts, recipe: Recipe | None) -> None:
         """Note whether the Hadamard size that the arm's recipe writes has a Hadamard in this arm."""
-        if "hadamard_size" not in section.written:
-            return
         place = locate(self._source, parts, "recipe.hadamard_size")
         assert place is not None
-        is_used = recipe is None or any(policy.hadamard for policy in recipe.policies)
-        self._is_size_used[place] = self._is_size_used.get(place, False) or is_used
+        self._is_size_used[place] |= recipe is None or any(
+            policy.hadamard for policy in recipe.policies
+        )
 
     # ---- named arms and cells --------------------------------------------------------------------------
 
-    def _add(self, name: str, parts: Parts) -> str | None:
+    def _add(self, parts: Parts) -> str | None:
         """Add an arm, or fold a cell into an equal arm; return the name of the arm that runs, or None."""
-        place = _home(name, parts)
-        arm = self._build(name, parts)
+        name = parts.arm
+        arm = self._build(parts)
         rule = name_rule(name)
-        if parts.is_cell:
-            if arm is None:
-                return None
-            if rule:
-                hint = f"{rule}; {_LABEL_HINT}"
-                self.faults.add(
-                    place, "the values make names that cannot name an arm", hint
-                )
-                return None
-        elif rule:
-            self.faults.add(place, "cannot name an arm", rule)
+        if rule and not parts.is_cell:
+            self.faults.add(parts.home, "cannot name an arm", rule)
         if arm is None:
+            return None
+        if rule and parts.is_cell:
+            message = "the values make names that cannot name an arm"
+            self.faults.add(parts.home, message, f"{rule}; {_LABEL_HINT}")
             return None
         if not parts.is_cell:
             self._check_recipe_name(arm)
         content = content_of(arm)
-        # A fork that changes nothing is its parent.
-        if arm.fork is not None and arm.fork.arm not in (
-            name,
-            self._by_content.get(content),
-        ):
-            content = (*content, arm.fork.arm, str(arm.fork.tokens))
         same = self._by_content.get(content)
+        # A fork that changes nothing is its parent.
+        if arm.fork is not None and arm.fork.arm not in (name, same):
+            content = (*content, arm.fork.arm, str(arm.fork.tokens))
+            same = self._by_content.get(content)
         if same is None:
             if name in self.arms:
-                self.faults.add(
-                    place, f"two different arms would be called '{name}'", _LABEL_HINT
-                )
+                message = f"two different arms would be called '{name}'"
+                self.faults.add(parts.home, message, _LABEL_HINT)
                 return None
             self.arms[name] = arm
             self._by_content[content] = name
-        elif parts.is_cell:
+            return name
+        if parts.is_cell:
             self.folded[name] = same
         elif not self.faults.any_within("arms", name):
             # else it may differ in what cannot be read
             self.refuse_same(arm, same)
-        return self._by_content[content]
+        return same
 
     def _check_recipe_name(self, arm: ResolvedArm) -> None:
         """Check that an arm with the name of a recipe has that recipe, unless it writes its own."""
         word = arm.name.lower()
-        writes_recipe = "recipe" in dict(self._source.items("arms", arm.name))
+        writes_recipe = "recipe" in self._source.mapping("arms", arm.name)
         if word not in SHORT_RECIPES or (writes_recipe and word != "bf16"):
             return
         # Rules may keep some layers in high precision, but bf16 must hold for all layers.
@@ -301,34 +281,23 @@ class Arms:
             for gemm in GEMMS
         ):
             return
-        got = describe(arm.recipe)
+        message = f"expected the recipe that its name says, got {describe(arm.recipe)}"
         if not writes_recipe:
-            got += ", which it inherits"
+            message += ", which it inherits"
         hint = f"write {arm.name}: {{recipe: {word}}}, or take another name"
-        self.faults.add(
-            ("arms", arm.name, KEY),
-            f"expected the recipe that its name says, got {got}",
-            hint,
-        )
+        self.faults.add(arm.parts.home, message, hint)
 
     def refuse_same(self, arm: ResolvedArm, same: str) -> None:
         """Add the fault that ``arm`` equals the arm named ``same``."""
         hint = "names, descriptions, resources and how logs are read do not count"
-        self.faults.add(_home(arm.name, arm.parts), f"the same arm as '{same}'", hint)
+        self.faults.add(arm.parts.home, f"the same arm as '{same}'", hint)
 
 
-def _home(name: str, parts: Parts) -> Path:
-    if parts.is_cell:
-        return ("grid", "factors", KEY)
-    return ("arms", name, KEY)
-
-
-def _misfits(
-    config: dict[str, Any], built: dict[str, Built], recipe: Recipe | None
-) -> list[Misfit]:
+def _misfits(config: dict[str, Any], built: dict[str, Built]) -> list[Misfit]:
     """List what does not fit in an arm whose sections may have faults; a section with one is None."""
     model, data, training = config["model"], config["data"], config["training"]
     resources, trainer = config["resources"], config["trainer"]
+    recipe = config["recipe"]
     is_command = isinstance(trainer, Command)
     misfits: list[Misfit] = []
     if model is not None:

@@ -31,10 +31,10 @@ _EXPECTED = {
     "dict_type": "a mapping",
     "dataclass_type": "a mapping",
     "finite_number": "a finite number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number from {ge} up",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number up to {le}",
+    "greater_than": "a number above {gt:.15g}",
+    "greater_than_equal": "a number from {ge:.15g} up",
+    "less_than": "a number below {lt:.15g}",
+    "less_than_equal": "a number up to {le:.15g}",
     "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
     "too_short": "at least one entry",
     "count_or_share": "a whole number of blocks, or a share of them such as 15% or 0.15",
@@ -94,7 +94,6 @@ class Faults:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._problems: dict[tuple[int, int, str], Problem] = {}
-        self._syntax = {(problem.line, problem.column) for problem in source.problems}
         self._faulty: set[Path] = set()
 
     def __bool__(self) -> bool:
@@ -115,7 +114,7 @@ class Faults:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
         self._faulty |= {path[:1], path[:2]}
         line, column, _ = self.source.place(path)
-        if (line, column) in self._syntax:
+        if (line, column) in self.source.problems:
             return
         text = f"{show_path(path)}: {message}" if path else message
         if arm is not None:
@@ -127,7 +126,7 @@ class Faults:
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""
-        problems = [*self.source.problems, *self._problems.values()]
+        problems = [*self.source.problems.values(), *self._problems.values()]
         return sorted(problems, key=lambda p: (p.line or 0, p.column or 0, p.what))
 
     def add_validation(
@@ -151,33 +150,31 @@ class Faults:
             context = fault.get("ctx", {})
             place = find(path)
             if kind == "unexpected_keyword_argument":
-                self.add(
-                    (*place, KEY),
-                    "unknown key",
-                    _unknown_key(str(path[-1]), path[:-1], section),
-                )
+                hint = _unknown_key(str(path[-1]), path[:-1], section)
+                self.add((*place, KEY), "unknown key", hint)
             elif kind == "missing":
-                self.add(
-                    place, f"missing key '{path[-1]}'", _MISSING.get(str(path[-1]))
-                )
+                hint = _MISSING.get(str(path[-1]))
+                self.add(place, f"missing key '{path[-1]}'", hint)
             elif kind == "said":
-                self.add(
-                    find((*path, *context["key"])), context["what"], context["hint"]
-                )
-            elif kind == "literal_error" and fault["loc"][-1:] == ("[key]",):
-                self._add_word((*place, KEY), str(path[-1]), _words(context), path[-1])
+                place = find((*path, *context["key"]))
+                self.add(place, context["what"], context["hint"])
             elif kind == "literal_error":
-                self._add_word(
-                    place, self.source.get(*place), _words(context), path[-1]
-                )
+                if fault["loc"][-1] == "[key]":
+                    place = (*place, KEY)
+                self._add_word(place, path[-1], _words(context))
             elif kind == "dataclass_type" and place == ("target",):
                 self._add_target(place)
             else:
                 self._add_value(place, kind, context, children(type_at(section, path)))
 
-    def _add_word(self, place: Path, value: Any, words: list[str], noun: Any) -> None:
-        """Add the fault of a value, or of a key, that is none of these words."""
-        got = f"'{value}'" if place[-1] is KEY else self.source.got(place)
+    def _add_word(self, place: Path, noun: Any, words: list[str]) -> None:
+        """Add the fault of a value called ``noun``, or of a key, that is none of these words."""
+        if place[-1] is KEY:
+            value = noun
+            got = f"'{noun}'"
+        else:
+            value = self.source.get(*place)
+            got = self.source.got(place)
         message = f"expected {one_of(words)}, got {got}"
         hint = None
         if isinstance(value, str):
@@ -208,11 +205,7 @@ class Faults:
         self, place: Path, kind: str, context: dict[str, Any], keys: Collection[str]
     ) -> None:
         """Add the fault of a value; ``keys``: those of the mapping that is expected there, if it is one."""
-        limits = {
-            name: f"{v:.15g}" if isinstance(v, float) else v
-            for name, v in context.items()
-        }
-        expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(limits)
+        expected = _EXPECTED.get(kind, kind.replace("_", " ")).format_map(context)
         text = self.source.place(place).text
         hint = _mend(kind, self.source.get(*place), place, text)
         if hint is None and keys:

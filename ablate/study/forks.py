@@ -40,22 +40,17 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
     """
     written = dict(arms.arms)
     faults = arms.faults
-    forks = {
-        name: _in_steps(arm, arm.fork, arms)
-        for name, arm in written.items()
-        if arm.fork is not None
-    }
+    forks = {}
+    for name, arm in written.items():
+        if arm.fork is not None:
+            forks[name] = _in_steps(arm, arm.fork, arms)
     for name, fork in forks.items():
         arm = written[name]
         parent = written.get(fork.arm)
         misfit = next(_misfits(arm, parent, forks, names, faults.source), None)
         if misfit is not None:
-            arms.add_fault(name, arm.parts, misfit)
-        elif (
-            parent is not None
-            and content_of(arm) == content_of(parent)
-            and parent is not arm
-        ):
+            arms.add_fault(arm.parts, misfit)
+        elif parent not in (None, arm) and content_of(arm) == content_of(parent):
             # ``Arms`` sees it only if the parent comes first in the file
             arms.refuse_same(arm, fork.arm)
         is_fork = misfit is None and fork.arm != name
@@ -70,9 +65,8 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
         if not _have_one_start(arm, base):
             message = f"the baseline '{base.name}' does not pass through the place where this arm begins"
             hint = "costs count from one place: fork both from one arm after as many tokens"
-            arms.add_fault(
-                arm.name, arm.parts, Misfit(message, hint, ("fork.from", "fork"))
-            )
+            misfit = Misfit(message, hint, ("fork.from", "fork"))
+            arms.add_fault(arm.parts, misfit)
 
 
 def _in_steps(arm: ResolvedArm, fork: ForkPoint, arms: Arms) -> ForkPoint:
@@ -106,9 +100,7 @@ def check_replays(arms: Arms, baseline: str) -> None:
             hint = (
                 "replay takes the baseline's experts in another recipe, all else equal"
             )
-            arms.add_fault(
-                arm.name, arm.parts, Misfit(message, hint, ("model.routing",))
-            )
+            arms.add_fault(arm.parts, Misfit(message, hint, ("model.routing",)))
 
 
 def _replay_fault(arm: ResolvedArm, base: ResolvedArm) -> str | None:
@@ -148,44 +140,42 @@ def _misfits(
         if fork.arm not in names:  # otherwise it has faults of its own
             hint = likely(fork.arm, names, None)
             yield Misfit(f"no arm '{fork.arm}' to fork from", hint, ("fork.from",))
-    elif parent is arm:
+        return
+    if parent is arm:
         place = locate(source, arm.parts, "fork.from")
         if place is not None and place[:2] == ("arms", arm.name):
             yield Misfit("an arm cannot fork from itself", None, ("fork.from",))
-    else:
-        if parent.name in forks and forks[parent.name].arm != parent.name:
-            message = f"'{parent.name}' itself forks from '{forks[parent.name].arm}'"
-            hint = "an arm that others fork from is trained from its beginning"
-            yield Misfit(message, hint, ("fork.from",))
-        if arm.trainer is not None or parent.trainer is not None:
-            message = "a training function of your own cannot fork"
-            yield Misfit(message, "its state is not known", ("trainer", "fork"))
-        yield from _different_state(arm, parent)
-        for run in (arm, parent):
-            budget = plan_steps(run.training).tokens
-            if fork.tokens >= budget:
-                message = f"a fork after {fork.tokens} tokens, but '{run.name}' trains {budget} tokens"
-                yield Misfit(
-                    message, "both in whole steps; fork before the end", ("fork.at",)
-                )
+        return
+    if parent.name in forks and forks[parent.name].arm != parent.name:
+        message = f"'{parent.name}' itself forks from '{forks[parent.name].arm}'"
+        hint = "an arm that others fork from is trained from its beginning"
+        yield Misfit(message, hint, ("fork.from",))
+    if arm.trainer is not None or parent.trainer is not None:
+        message = "a training function of your own cannot fork"
+        yield Misfit(message, "its state is not known", ("trainer", "fork"))
+    yield from _different_state(arm, parent)
+    for run in (arm, parent):
+        budget = plan_steps(run.training).tokens
+        if fork.tokens >= budget:
+            message = f"a fork after {fork.tokens} tokens, but '{run.name}' trains {budget} tokens"
+            hint = "both in whole steps; fork before the end"
+            yield Misfit(message, hint, ("fork.at",))
 
 
 def _different_state(arm: ResolvedArm, parent: ResolvedArm) -> Iterator[Misfit]:
     """Yield the fields of an arm that differ from its parent's, though they belong to the state."""
-    pairs = [("backend", arm.backend, parent.backend)]
+    pairs = [("backend", arm, parent)]
     for name in ("model", "data", "training"):
         section = getattr(arm, name)
-        keys = (
-            _STATE if name == "training" else [field.name for field in fields(section)]
-        )
-        other = getattr(parent, name)
-        pairs += [
-            (f"{name}.{key}", getattr(section, key), getattr(other, key))
-            for key in keys
-        ]
-    for path, value, other in pairs:
+        keys = _STATE if name == "training" else [f.name for f in fields(section)]
+        pairs += [(f"{name}.{key}", section, getattr(parent, name)) for key in keys]
+    for path, section, other_section in pairs:
+        key = path.rpartition(".")[2]
+        value = getattr(section, key)
+        other = getattr(other_section, key)
         if value != other:
-            message = f"{path.rpartition('.')[2]} {value} cannot go on from '{parent.name}', which has {other}"
-            yield Misfit(
-                message, "a fork continues the same state and data", (path, "fork")
+            message = (
+                f"{key} {value} cannot go on from '{parent.name}', which has {other}"
             )
+            hint = "a fork continues the same state and data"
+            yield Misfit(message, hint, (path, "fork"))

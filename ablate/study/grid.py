@@ -57,9 +57,7 @@ def expand(faults: Faults, sections: Sections) -> list[Cell]:
         )
     if faults.any_within("grid") or not factors:
         return []
-    named = {name for name, levels in factors.items() if len(levels) > 1} or set(
-        factors
-    )
+    named = [name for name, levels in factors.items() if len(levels) > 1]
     order = list(factors)
     cells = []
     matching: set[Path] = set()
@@ -67,50 +65,39 @@ def expand(faults: Faults, sections: Sections) -> list[Cell]:
         levels = sorted(
             itertools.chain(*combination), key=lambda level: order.index(level.factor)
         )
-        excluded_by = [
-            place for place, wanted in rules.items() if _matches(levels, wanted)
-        ]
-        matching.update(excluded_by)
-        reason = f"excluded by {show_path(excluded_by[0])}" if excluded_by else None
-        name = " ".join(level.label for level in levels if level.factor in named)
-        cells.append(Cell(name, tuple(levels), reason))
+        reason = None
+        for place, wanted in rules.items():
+            if all(level in wanted.get(level.factor, levels) for level in levels):
+                matching.add(place)
+                reason = reason or f"excluded by {show_path(place)}"
+        labels = [level.label for level in levels if level.factor in (named or order)]
+        cells.append(Cell(" ".join(labels), tuple(levels), reason))
     for place in rules.keys() - matching:
         faults.add(place, "the rule matches no cell")
     return [] if faults.any_within("grid") else cells
 
 
-def _matches(levels: list[Level], wanted: Factors) -> bool:
-    return all(
-        level in wanted[level.factor] for level in levels if level.factor in wanted
-    )
-
-
 def _factors(faults: Faults, sections: Sections) -> Factors:
     source = faults.source
     factors: Factors = {}
-    for factor, _ in source.items(*_FACTORS):
+    for factor in source.mapping(*_FACTORS):
         path = tuple(factor.split("."))
         place = (*_FACTORS, factor)
         if type_at(BaseSection, path) is None:
-            hint = likely(
-                factor,
-                factor_paths(),
-                "a field of base, such as training.learning_rate",
-            )
+            otherwise = "a field of base, such as training.learning_rate"
+            hint = likely(factor, factor_paths(), otherwise)
             faults.add((*place, KEY), "unknown factor", hint)
             continue
-        keys = [key for key, _ in source.entries(*place)]
-        if not keys:
+        levels = []
+        for key in source.entries(*place):
+            value = (*place, key)
+            sections.check_value(value, path)
+            label = key if isinstance(key, str) else _label(factor, value, source)
+            levels.append(Level(factor, value, label))
+        if levels:
+            factors[factor] = levels
+        else:
             faults.add(place, "expected a list of values, or {label: value}")
-            continue
-        factors[factor] = []
-        for key in keys:
-            sections.check_value((*place, key), path)
-            if isinstance(key, str):
-                label = key
-            else:
-                label = _label(factor, (*place, key), source)
-            factors[factor].append(Level(factor, (*place, key), label))
     return factors
 
 
@@ -124,10 +111,8 @@ def _label(factor: str, place: Path, source: Source) -> str:
         ]
         return "+".join(labels) or f"no {field}"
     if isinstance(value, dict):
-        return (
-            " ".join(_label(f"{factor}.{key}", (*place, key), source) for key in value)
-            or field
-        )
+        labels = [_label(f"{factor}.{key}", (*place, key), source) for key in value]
+        return " ".join(labels) or field
     text = "null" if value is None else source.place(place).text
     is_word = isinstance(value, str) and factor.count(".") == 1
     if is_word or factor.startswith("recipe"):
@@ -141,17 +126,15 @@ def factor_paths() -> list[str]:
     for section in SECTIONS:
         paths.append(section)
         for key, annotation in children(type_at(BaseSection, (section,))).items():
-            paths += [
-                f"{section}.{key}",
-                *(f"{section}.{key}.{below}" for below in children(annotation)),
-            ]
+            path = f"{section}.{key}"
+            paths += [path, *(f"{path}.{below}" for below in children(annotation))]
     return paths
 
 
 def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
     """Return the independent axes of the product; zipped factors share an axis."""
     group_of: dict[str, tuple[str, ...]] = {name: (name,) for name in factors}
-    for number, group in faults.source.entries("grid", "zip"):
+    for number, group in faults.source.entries("grid", "zip").items():
         place = ("grid", "zip", number)
         names = [str(name) for name in group] if isinstance(group, list) else []
         if len(set(names)) < 2:
@@ -167,46 +150,41 @@ def _axes(factors: Factors, faults: Faults) -> list[list[tuple[Level, ...]]]:
             counts = ", ".join(f"{name} has {len(factors[name])}" for name in known)
             faults.add(place, "zipped factors need equally many values", counts)
         group_of |= dict.fromkeys(known, tuple(dict.fromkeys(known)))
-    groups = [
-        [factors[name] for name in group] for group in dict.fromkeys(group_of.values())
-    ]
-    # Factors of unequal length are a fault, and the grid then has no cells.
-    return [list(zip(*group, strict=False)) for group in groups]
+    axes = []
+    for names_of_axis in dict.fromkeys(group_of.values()):
+        levels = [factors[name] for name in names_of_axis]
+        # Factors of unequal length are a fault, and the grid then has no cells.
+        axes.append(list(zip(*levels, strict=False)))
+    return axes
 
 
 def _is_known(place: Path, name: str, factors: Factors, faults: Faults) -> bool:
     # otherwise the factor has a fault already
-    if name not in dict(faults.source.items(*_FACTORS)):
-        faults.add(
-            place,
-            f"'{safe_text(name)}' is no factor of this grid",
-            likely(name, factors, None),
-        )
+    if name not in faults.source.mapping(*_FACTORS):
+        message = f"'{safe_text(name)}' is no factor of this grid"
+        faults.add(place, message, likely(name, factors, None))
     return name in factors
 
 
 def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
     """Yield each ``exclude`` rule's place and its levels by factor: one, or all that have its value."""
     source = faults.source
-    for number, rule in source.entries("grid", "exclude"):
+    for number, rule in source.entries("grid", "exclude").items():
         place: Path = ("grid", "exclude", number)
         if rule == {}:
             faults.add(place, "an empty rule would exclude every cell")
         wanted: Factors = {}
-        for name, value in source.items(*place):
+        for name, value in source.mapping(*place).items():
             if not _is_known((*place, name, KEY), name, factors, faults):
                 continue
-            levels = factors[name]
-            wanted[name] = [
-                level
-                for level in levels
-                if value in (level.label, source.get(*level.place))
-            ]
+            wanted[name] = []
+            for level in factors[name]:
+                if value in (level.label, source.get(*level.place)):
+                    wanted[name].append(level)
             if not wanted[name]:
-                labels = ", ".join(level.label for level in levels[:10])
-                message = (
-                    f"no value of the factor '{name}', got {source.got((*place, name))}"
-                )
+                labels = ", ".join(level.label for level in factors[name][:10])
+                got = source.got((*place, name))
+                message = f"no value of the factor '{name}', got {got}"
                 faults.add((*place, name), message, f"its values: {labels}")
         if wanted:
             yield place, wanted

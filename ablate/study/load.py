@@ -108,7 +108,7 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
     except ValidationError as error:
         faults.add_validation(error, StudyFile)
     arms = Arms(faults, path.absolute().parent)
-    names = dict.fromkeys(name for name, _ in source.items("arms"))
+    names = dict.fromkeys(source.mapping("arms"))
     names |= dict.fromkeys(cell.name for cell, _ in arms.cells)
     baseline = _baseline(arms, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
@@ -220,11 +220,8 @@ def _check_file(file: StudyFile, arms: Arms) -> None:
             and not any("{seed}" in word for word in words)
         ):
             hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
-            arms.add_fault(
-                arm.name,
-                arm.parts,
-                Misfit("no {seed} in the command", hint, ("trainer.command",)),
-            )
+            misfit = Misfit("no {seed} in the command", hint, ("trainer.command",))
+            arms.add_fault(arm.parts, misfit)
         if file.diagnostics is not None:
             faults.add(("diagnostics",), "nothing looks into a command", "leave it out")
         if file.tune is not None:

@@ -27,7 +27,7 @@ from ablate.run.config import (
 )
 from ablate.store.plan_file import ForkPoint
 from ablate.study.sections import BaseSection, ForkSection, ModelSection, Trainer
-from ablate.study.source import follow
+from ablate.study.source import KEY, follow
 
 if TYPE_CHECKING:
     from ablate.study.faults import Faults
@@ -61,11 +61,19 @@ class Part(NamedTuple):
 class Parts:
     """The parts of an arm in groups: those of the base, of each arm that it inherits from, and its own.
 
-    A later group is laid over the earlier ones. ``is_cell``: the last group is a cell of the grid.
+    A later group is laid over the earlier ones. ``arm``: its name. ``is_cell``: it is a cell of the grid.
     """
 
     groups: tuple[tuple[Part, ...], ...]
+    arm: str = ""
     is_cell: bool = False
+
+    @property
+    def home(self) -> Path:
+        """Where the file names the arm, or what its cell is made of."""
+        if self.is_cell:
+            return ("grid", "factors", KEY)
+        return ("arms", self.arm, KEY)
 
     def under(self, *group: Part) -> Parts:
         """Lay another group over these."""

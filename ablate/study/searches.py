@@ -36,8 +36,6 @@ from ablate.study.sections import (
 from ablate.study.source import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ablate.study.arms import Arms
     from ablate.study.faults import Faults
     from ablate.study.search_space import Space
@@ -236,27 +234,22 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
     for end in (min, max):
         trial = [Part(("tune", "tokens"), ("training", "tokens"))]
         for name in section.fields:
-            key = _key_of_end(end, arms.faults.source.entries("tune", "fields", name))
+            values = arms.faults.source.entries("tune", "fields", name)
+            key = end(values.keys() - {"log"}, key=lambda key: _sortable(values[key]))
             trial.append(Part(("tune", "fields", name, key), ("training", name)))
         for arm in arms.arms.values():
             parts = arm.parts.under(*trial)
             training = arms.sections.build("training", parts).value
             # as in its runs
-            training = replace(
-                training, eval_every_tokens=arm.training.eval_every_tokens
-            )
+            every = arm.training.eval_every_tokens
+            training = replace(training, eval_every_tokens=every)
             for misfit in checks.budget_misfits(training, arm.recipe):
-                arms.add_fault(arm.name, parts, misfit)
+                arms.add_fault(parts, misfit)
 
 
-def _key_of_end(end: Callable[..., Any], entries: list[tuple[Any, Any]]) -> Any:
-    """Return the key of the lowest or the highest value that a field may have; null is the lowest."""
-    values = {
-        key: -math.inf if value is None else value
-        for key, value in entries
-        if key != "log"
-    }
-    return end(values, key=values.__getitem__)
+def _sortable(value: float | None) -> float:
+    """Return a value that a field may have, such that null is the lowest."""
+    return -math.inf if value is None else value
 
 
 # ---- search -------------------------------------------------------------------------------------------
@@ -269,8 +262,8 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
     if "search" not in source.data:
         return None
     _check_keys_of_search(faults)
-    for name, _ in source.items("arms"):
-        for section, _ in source.items("arms", name):  # resources change no result
+    for name in source.mapping("arms"):
+        for section in source.mapping("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
                 message = f"a search compares recipes: '{name}' must not set {section}"
                 faults.add(
@@ -278,7 +271,7 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
                     message,
                     "set it in base, for all of them",
                 )
-    for factor, _ in source.items("grid", "factors"):
+    for factor in source.mapping("grid", "factors"):
         if factor.split(".")[0] != "recipe":
             message = f"a search compares recipes: '{factor}' is no part of one"
             faults.add(("grid", "factors", factor, KEY), message)

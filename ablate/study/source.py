@@ -54,7 +54,7 @@ class Source:
     file: str
     data: Any = None
     places: dict[Path, Place] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: dict[tuple[int, int], Problem] = field(default_factory=dict)
 
     def get(self, *path: Any) -> Any:
         """Return the value at a path, None if there is none."""
@@ -66,17 +66,17 @@ class Source:
         _, steps = follow(self.data, path)
         return path[:steps]
 
-    def items(self, *path: Any) -> list[tuple[str, Any]]:
-        """Return the items of the mapping at a path; empty for any other value."""
+    def mapping(self, *path: Any) -> dict[str, Any]:
+        """Return the mapping at a path; empty for any other value."""
         value = self.get(*path)
-        return list(value.items()) if isinstance(value, dict) else []
+        return value if isinstance(value, dict) else {}
 
-    def entries(self, *path: Any) -> list[tuple[Any, Any]]:
-        """Return (key, value) of the mapping, or (index, value) of the list, at a path; else empty."""
+    def entries(self, *path: Any) -> dict[Any, Any]:
+        """Return the mapping, or a list's values by index, at a path; else empty."""
         value = self.get(*path)
         if isinstance(value, list):
-            return list(enumerate(value))
-        return self.items(*path)
+            return dict(enumerate(value))
+        return self.mapping(*path)
 
     def place(self, path: Path) -> Place:
         """Return the place of a value, or of the nearest one around it."""
@@ -172,9 +172,8 @@ def parse(content: bytes, shown: str, path: Path = ()) -> Source:
     source = Source(file=shown)
     source.data = _Builder(yaml.constructor, source).build(root, path)
     if not path and not isinstance(source.data, dict):
-        raise _error_at(
-            root.start_mark, shown, "a study is a mapping of keys to values"
-        )
+        message = "a study is a mapping of keys to values"
+        raise UserError(_problem_at(root.start_mark, shown, message))
     return source
 
 
@@ -189,17 +188,11 @@ def _error_after(
     )
 
 
-def _error_at(mark: Any, file: str, message: str, hint: str | None = None) -> UserError:
-    """Make an error at ruamel's mark."""
-    return UserError(
-        Problem(
-            file=file,
-            line=mark.line + 1,
-            column=mark.column + 1,
-            what=message,
-            hint=hint,
-        )
-    )
+def _problem_at(mark: Any, file: str, message: str, hint: str | None = None) -> Problem:
+    """Make a problem at ruamel's mark."""
+    line = mark.line + 1
+    column = mark.column + 1
+    return Problem(file=file, line=line, column=column, what=message, hint=hint)
 
 
 _NO_CHARACTER = re.compile(
@@ -230,7 +223,8 @@ def _compose(yaml: YAML, text: str, shown: str) -> Any:
                 hint = advice
                 break
         mark = error.problem_mark or error.context_mark
-        raise _error_at(mark, shown, f"not valid YAML: {problem}", hint) from None
+        message = f"not valid YAML: {problem}"
+        raise UserError(_problem_at(mark, shown, message, hint)) from None
     except ReaderError as error:
         message = f"a character that YAML does not allow: {text[error.position]!r}"
         raise _error_after(text[: error.position], shown, message) from None
@@ -262,7 +256,7 @@ class _Builder:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
             message = f"more than {MAX_NODES} values or {MAX_DEPTH} levels; are there nested aliases?"
-            raise _error_at(mark, self._source.file, message)
+            raise UserError(_problem_at(mark, self._source.file, message))
         text = str(node.value) if isinstance(node, ScalarNode) else ""
         self._source.places[path] = Place(mark.line + 1, mark.column + 1, text)
         if isinstance(node, SequenceNode):
@@ -280,9 +274,8 @@ class _Builder:
             try:
                 return getattr(self._constructor, f"construct_yaml_{kind}")(node)
             except (ValueError, KeyError, IndexError):
-                self._add(
-                    node, path, f"{text[:40]!r} is not {_NOUNS[kind]} that can be read"
-                )
+                message = f"{text[:40]!r} is not {_NOUNS[kind]} that can be read"
+                self._add(node, path, message)
         return None if kind == "null" else text
 
     def _check_tag(self, node: Any, path: Path, *kinds: str) -> None:
@@ -305,16 +298,11 @@ class _Builder:
             if kind not in _TEXT_KINDS:
                 is_group = key.isdecimal() and not value.value  # 60,000 in braces
                 hint = "a number has no comma: write 60_000" if is_group else "quote it"
-                self._add(
-                    key_node, (*path, key), f"the key {key or 'null'} is not text", hint
-                )
+                message = f"the key {key or 'null'} is not text"
+                self._add(key_node, (*path, key), message, hint)
             if key in lines:
-                self._add(
-                    key_node,
-                    (*path, key),
-                    "key given twice",
-                    f"first on line {lines[key]}",
-                )
+                hint = f"first on line {lines[key]}"
+                self._add(key_node, (*path, key), "key given twice", hint)
                 continue
             lines[key] = mark.line + 1
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
@@ -343,13 +331,10 @@ class _Builder:
         self, node: Any, path: Path, message: str, hint: str | None = None
     ) -> None:
         """Add a fault, once for each place: an alias leads to the same place again."""
-        error = _error_at(
-            node.start_mark, self._source.file, f"{show_path(path)}: {message}", hint
-        )
-        (problem,) = error.problems
-        places = [(known.line, known.column) for known in self._source.problems]
-        if (problem.line, problem.column) not in places:
-            self._source.problems.append(problem)
+        text = f"{show_path(path)}: {message}"
+        problem = _problem_at(node.start_mark, self._source.file, text, hint)
+        place = (node.start_mark.line + 1, node.start_mark.column + 1)
+        self._source.problems.setdefault(place, problem)
 
 
 # ---- --set --------------------------------------------------------------------------------------------
@@ -418,19 +403,15 @@ def _read_value(source: Source, key: str, text: str, path: Path, number: int) ->
     """Read a setting's value; its places replace those of the value in the file."""
     try:
         parsed = parse(text.encode("utf-8", "surrogatepass"), "--set", path)
-        problems = tuple(parsed.problems)
+        problems = tuple(parsed.problems.values())
     except UserError as error:
         problems = error.problems
     if problems:
         message = problems[0].what.removeprefix(f"{show_path(path)}: ")
         raise _refused(f"{key}: {message}", problems[0].hint)
-    replaced = [
-        place
-        for place in source.places
-        if place[: len(path)] == path and place != (*path, KEY)
-    ]
-    for place in replaced:
-        del source.places[place]
+    for place in list(source.places):
+        if place[: len(path)] == path and place != (*path, KEY):
+            del source.places[place]
     for place, written in parsed.places.items():
         source.places[place] = written._replace(line=0, column=number)
     return parsed.data
