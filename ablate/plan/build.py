@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import defaultdict
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from textwrap import shorten
@@ -136,10 +137,9 @@ class _ArmPlanner:
         self._baseline = self._arms[study.baseline]
         self._baseline_sections = _sections_of(self._baseline)
         self._own_code = OwnCode(study)
-        self._folded: dict[str, list[str]] = {}
-        for cell, arm in study.folded.items():
-            self._folded.setdefault(arm, []).append(cell)
-        self._seeds = study.seeds
+        self._folded: dict[str, list[str]] = defaultdict(list)
+        for cell, name in study.folded.items():
+            self._folded[name].append(cell)
         self._describe = cache(describe)
         self._plan_steps = cache(plan_steps)
         self._model_size = cache(model_size)
@@ -171,9 +171,9 @@ class _ArmPlanner:
             tokens=batches.tokens,
             factors=arm.factors,
             differs=self._differences(arm),
-            folded=tuple(self._folded.get(arm.name, ())),
+            folded=tuple(self._folded[arm.name]),
             fork=arm.fork,
-            runs=planned_runs(config, self._seeds),
+            runs=planned_runs(config, self._study.seeds),
             config=config,
             resources=decided(config, arm.resources, self._machines),
             batches=batches,
@@ -184,7 +184,7 @@ class _ArmPlanner:
 
     def undeclared_code(self) -> Iterator[Problem]:
         """Yield the arms whose code is not the baseline's, and that do not say so by ``code``."""
-        for arm in self._study.arms:
+        for arm in self._arms.values():
             if arm.code != self._baseline.code or "code" in self._study.waive:
                 continue
             if names := self._own_code.changed_code(arm):
@@ -233,9 +233,8 @@ class _ArmPlanner:
             if section == "recipe" and arm.recipe == self._baseline.recipe:
                 continue  # only written in another way
             arm_settings = self._settings_of(section, arm_section)
-            for key, baseline_value in self._settings_of(
-                section, baseline_section
-            ).items():
+            settings = self._settings_of(section, baseline_section)
+            for key, baseline_value in settings.items():
                 arm_value = arm_settings.get(key)
                 is_code = key == "trainer.cwd" and arm.code != self._baseline.code
                 if arm_value != baseline_value and not is_code:
@@ -274,14 +273,14 @@ def _check_target(study: Study, vocab_size: int) -> None:
     """Refuse a target that a model reaches by guessing; ``vocab_size``: the smallest of the arms'."""
     guess = math.log(vocab_size)
     target = study.target
-    if target is not None and target.val_loss >= guess:
-        message = (
-            f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
-            f"{guess:.3f}, a perplexity of {vocab_size}"
-        )
-        raise UserError(
-            study.problem(("target", target.kind), message, "take a target below that")
-        )
+    if target is None or target.val_loss < guess:
+        return
+    message = (
+        f"an untrained model reaches {target.value:g}: a guess among {vocab_size} tokens has a loss of "
+        f"{guess:.3f}, a perplexity of {vocab_size}"
+    )
+    place = ("target", target.kind)
+    raise UserError(study.problem(place, message, "take a target below that"))
 
 
 def _loss_unit(study: Study) -> LossUnit:
@@ -317,22 +316,23 @@ def _identify_all(
     identities: dict[DataConfig | None, DataIdentity] = {}
     problems: dict[Problem, None] = {}
     for data in dict.fromkeys(map(_data_of, study.arms)):
+        digest = ""
         if data is None:
-            identities[data] = identity.DataIdentity(
-                digest=THE_COMMANDS, vocab_size=10**15, num_bytes=0
-            )
-            continue
-        try:
-            identities[data] = identify(data)
-        except UserError as error:
-            problems |= dict.fromkeys(error.problems)
+            digest = THE_COMMANDS
+            vocab_size = 10**15
+        else:
+            try:
+                identities[data] = identify(data)
+                continue
+            except UserError as error:
+                problems |= dict.fromkeys(error.problems)
             vocab_size = data.vocab_size or 0
             if not vocab_size and data.tokenizer == "bytes":
                 vocab_size = identity.BYTES_VOCABULARY
             without_data = without_data and vocab_size > 0
-            identities[data] = identity.DataIdentity(
-                digest="", vocab_size=vocab_size, num_bytes=0
-            )
+        identities[data] = identity.DataIdentity(
+            digest=digest, vocab_size=vocab_size, num_bytes=0
+        )
     if problems and not without_data:
         raise UserError(*problems)
     return identities, tuple(problems)
@@ -344,10 +344,9 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
     for name, arm in arms.items():
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
-            message = f"arm '{name}' is the same as arm '{same}'"
             yield Problem(
                 file=study.shown_path,
-                what=message,
+                what=f"arm '{name}' is the same as arm '{same}'",
                 hint="their data and files have the same content; other sources count by code: DIR",
             )
 

@@ -74,11 +74,8 @@ class OwnCode:
                     model, vocab_size=vocab_size, seq_len=arm.training.seq_len
                 )
         outlined = self._outlines[key]
-        self._refuse(
-            arm,
-            "allow",
-            coverage_faults(arm.recipe, outlined.matrices, allow=model.allow),
-        )
+        faults = coverage_faults(arm.recipe, outlined.matrices, allow=model.allow)
+        self._refuse(arm, "allow", faults)
         misfits = [
             *layer_misfits(arm.recipe, outlined.layers),
             *phase_misfits(arm.recipe, arm.training.tokens),
@@ -90,23 +87,23 @@ class OwnCode:
 
     def _digest(self, arm: ResolvedArm) -> str | None:
         digests = []
-        if arm.model.hf is not None:
-            from ablate.data.hub import hf_digest
+        model = arm.model
+        trainer = arm.trainer
+        with self._at(arm, "model"):
+            if model.hf is not None:
+                from ablate.data.hub import hf_digest
 
-            with self._at(arm, "model"):
-                digests.append(hf_digest(arm.model))
-        if arm.model.function is not None:
-            with self._at(arm, "model"):
-                digests.append(self._code(arm.model.function))
-        if isinstance(arm.trainer, Command):
-            with self._at(arm, "trainer"):
-                digests.append(command_files.digest_of(arm.trainer))
+                digests.append(hf_digest(model))
+            if model.function is not None:
+                digests.append(self._code(model.function))
+        with self._at(arm, "trainer"):
+            if isinstance(trainer, Command):
+                digests.append(command_files.digest_of(trainer))
                 if arm.code != self._baseline.code and self.changed_code(arm):
-                    code = self._code_of(arm.trainer)
+                    code = self._code_of(trainer)
                     digests.append(command_files.code_digest(code))
-        elif arm.trainer is not None:
-            with self._at(arm, "trainer"):
-                digests.append(self._code(arm.trainer))
+            elif trainer is not None:
+                digests.append(self._code(trainer))
         if digests:
             return hashlib.sha256(" ".join(digests).encode()).hexdigest()
         return None
@@ -154,23 +151,19 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
     Raises:
         UserError: a pattern that matches no layer of any arm.
     """
-    if study.diagnostics is None:
+    diagnostics = study.diagnostics
+    if diagnostics is None or isinstance(diagnostics.layers, str):
         return
     problems = []
     known = list(
         dict.fromkeys(layer.name for arm in arms.values() for layer in arm.layers)
     )
-    if isinstance(study.diagnostics.layers, str):
-        patterns = []
-    else:
-        patterns = study.diagnostics.layers
-    for index, pattern in enumerate(patterns):
+    for index, pattern in enumerate(diagnostics.layers):
         if not any(fnmatchcase(name, pattern) for name in known):
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
             message = f"diagnostics.layers: '{pattern}' names no layer of any arm"
-            problems.append(
-                study.problem(("diagnostics", "layers", index), message, hint)
-            )
+            place = ("diagnostics", "layers", index)
+            problems.append(study.problem(place, message, hint))
     if problems:
         raise UserError(*problems)
 
@@ -193,19 +186,17 @@ def layer_groups(
     recipe: Recipe, layers: tuple[LinearLayer, ...], total_tokens: int
 ) -> list[LayerGroup]:
     """Group a model's layers by recipe, over the whole budget, and by role, in the order of the model."""
-    members: dict[tuple[str, str | None], list[LayerPlace]] = {}
+    members: dict[str, dict[str | None, list[LayerPlace]]] = {}
     for place in layer_places(layers).values():
-        members.setdefault(
-            (_recipe_text(recipe, place, total_tokens), place.role), []
-        ).append(place)
-    texts = list(dict.fromkeys(text for text, _ in members))
-    groups = [
-        LayerGroup(
-            names=_with_ranges(places), count=len(places), recipe=text, role=role
-        )
-        for (text, role), places in members.items()
-    ]
-    return sorted(groups, key=lambda group: texts.index(group.recipe))
+        roles = members.setdefault(_recipe_text(recipe, place, total_tokens), {})
+        roles.setdefault(place.role, []).append(place)
+    groups = []
+    for text, roles in members.items():
+        for role, places in roles.items():
+            names = _with_ranges(places)
+            group = LayerGroup(names=names, count=len(places), recipe=text, role=role)
+            groups.append(group)
+    return groups
 
 
 def _recipe_text(recipe: Recipe, place: LayerPlace, total_tokens: int) -> str:
@@ -236,9 +227,7 @@ def _ranges(numbers: list[int]) -> str:
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1].append(number)
+            ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges
-    )
+    return ",".join("-".join(map(str, ends)) for ends in ranges)

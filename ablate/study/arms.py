@@ -35,7 +35,6 @@ from ablate.study.checks import Misfit
 from ablate.study.grid import expand
 from ablate.study.parts import Part, Parts, Sections, factors_of, locate
 from ablate.study.sections import SECTIONS, name_rule
-from ablate.study.source import KEY
 from ablate.study.study import ResolvedArm
 
 if TYPE_CHECKING:

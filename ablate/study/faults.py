@@ -159,7 +159,7 @@ class Faults:
                 place = find((*path, *context["key"]))
                 self.add(place, context["what"], context["hint"])
             elif kind == "literal_error":
-                if fault["loc"][-1] == "[key]":
+                if fault["loc"][-1:] == ("[key]",):
                     place = (*place, KEY)
                 self._add_word(place, path[-1], _words(context))
             elif kind == "dataclass_type" and place == ("target",):

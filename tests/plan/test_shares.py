@@ -1,6 +1,7 @@
 """How many runs share a GPU, on machines that are made up."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,7 @@ from ablate.plan import build_plan, estimate, shares
 from ablate.plan.estimate import FLOPS_PER_GPU, START_SEC
 from ablate.plan.plan import StudyProgress
 from ablate.plan.shares import (
-    CONTEXT_BYTES,
     Machine,
-    run_bytes,
     sharing_text,
     this_machine,
 )
@@ -30,107 +29,60 @@ arms:
 """
 H200 = Machine(cores=16, gpus=1, gpu_name="NVIDIA H200", gpu_bytes=141 * 10**9)
 NO_GPU = Machine(cores=16)
+SMALL = replace(H200, gpu_bytes=3 * 10**9)
+EIGHT = "8 runs at a time on each GPU, 1.5 of 141 GB each (NVIDIA H200)"
+ONE = "1 run at a time on each GPU"
+
+# what the base says of the resources, and more of it; the machines; the share of each run, and what is said
+CASES = [
+    ("gpus: auto", "", [H200], 0.125, EIGHT),
+    ("gpus: auto", "", [NO_GPU, H200], 0.125, EIGHT),
+    ("gpus: auto", "", [NO_GPU], 0, None),
+    # by cores; Ray counts in ten-thousandths
+    ("gpus: auto", "", [replace(H200, cores=6)], 0.1666, "6 runs at a time"),
+    ("gpus: auto", "", [replace(H200, gpus=8)], 0.5, "2 runs at a time"),
+    ("gpus: auto", "", [replace(H200, cores=4, gpus=8)], 1, ONE),
+    # by memory: two contexts and little more
+    ("gpus: auto", "", [SMALL], 0.5, "2 runs at a time on each GPU, 1.5 of 3 GB each"),
+    ("gpus: auto", "", [replace(H200, gpu_bytes=10**8)], 1, ONE),
+    ("gpus: auto", "", [replace(H200, gpu_name="unheard of", gpu_bytes=0)], 1, ONE),
+    # a share suits every machine
+    ("gpus: auto", "", [H200, SMALL], 0.5, "2 runs at a time on each GPU, 1.5 of 3 GB"),
+    ("gpus: auto", "  model: {preset: llama2-7b}\n", [H200], 1, f"{ONE}, "),
+    # runs on several devices, and what is not modelled
+    ("gpus: auto, devices_per_run: 2", "", [H200], 1, None),
+    ("gpus: auto, cpus: 16", "", [H200], 1, f"{ONE}, "),
+    ("gpus: auto", "  trainer: t.py:run\n", [H200], 1, f"{ONE} (NVIDIA H200)"),
+    ("gpus: auto", "  model: {function: 'my_model.py:build'}\n", [H200], 1, ONE),
+    # numbers in the file stay
+    ("gpus: 0", "", [H200], 0, None),
+    ("gpus: 2", "", [H200], 2, None),
+    ("gpus: 0.25", "", [H200], 0.25, "4 runs at a time on each GPU, 1.5 of 141 GB"),
+    ("gpus: 0.25", "", [NO_GPU], 0.25, "4 runs at a time on each GPU"),
+]
 
 
-def machine(**changes):
-    return Machine(**{**vars(H200), **changes})
-
-
-@pytest.fixture
-def gpus(study):
-    """Plan a study on machines; return the number of GPUs of each arm, and the sentence about it."""
-
-    def make(text, *machines):
-        loaded = study(text)
-        plan = build_plan(loaded, identify, machines=lambda: machines)
-        sentence = sharing_text(loaded, plan.arms, lambda: machines)
-        return [arm.resources.gpus for arm in plan.arms], sentence
-
-    return make
-
-
-def test_eight_runs_share_a_large_gpu_and_the_plan_says_what_each_takes(gpus, study):
-    loaded = study(STUDY)
-    plan = build_plan(loaded, identify, machines=lambda: [H200])
-    arm = plan.arm("b")
-    size = run_bytes(arm.config, arm.resources, H200.gpu_name)
-    assert size > CONTEXT_BYTES
-    sentence = (
-        f"8 runs at a time on each GPU, {size / 1e9:.1f} of 141 GB each (NVIDIA H200)"
-    )
-    assert gpus(STUDY, H200) == ([0.125, 0.125], sentence)
-
-
-@pytest.mark.parametrize(
-    ("machines", "share"),
-    [
-        ([NO_GPU], 0),
-        ([machine(cores=6)], 0.1666),  # by cores; Ray counts in ten-thousandths
-        ([machine(cores=16, gpus=8)], 0.5),
-        ([machine(cores=4, gpus=8)], 1),
-        (
-            [machine(gpu_bytes=3 * 10**9)],
-            0.5,
-        ),  # by memory: two contexts and little more
-        ([machine(gpu_bytes=10**8)], 1),
-        ([machine(gpu_name="unheard of", gpu_bytes=0)], 1),
-        ([NO_GPU, H200], 0.125),
-        ([H200, machine(gpu_bytes=3 * 10**9)], 0.5),  # a share suits every machine
-    ],
-)
-def test_memory_and_cores_of_the_smallest_machine_decide(gpus, machines, share):
-    assert gpus(STUDY, *machines)[0] == [share, share]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("{gpus: auto}", "{gpus: auto, devices_per_run: 2}"),
-        ("{gpus: auto}", "{gpus: auto, cpus: 16}"),
-        ("base:\n", "base:\n  trainer: t.py:run\n"),
-        ("base:\n", "base:\n  model: {function: 'my_model.py:build'}\n"),
-    ],
-)
-def test_what_is_not_modelled_and_runs_on_several_devices_take_whole_gpus(
-    gpus, before, after
-):
-    assert gpus(STUDY.replace(before, after), H200)[0] == [1, 1]
-
-
-def test_a_large_model_has_the_gpu_alone(gpus):
-    large = STUDY.replace("base:\n", "base:\n  model: {preset: llama2-7b}\n")
-    counts, sentence = gpus(large, H200)
-    assert counts == [1, 1]
-    assert sentence.startswith("1 run at a time on each GPU, ")
-
-
-def test_numbers_in_the_file_stay_and_only_shares_are_spoken_of(gpus):
-    def of(number):
-        return gpus(STUDY.replace("auto", number), H200)
-
-    assert of("0") == ([0, 0], None)
-    assert of("2") == ([2, 2], None)
-    counts, sentence = of("0.25")
-    assert counts == [0.25, 0.25]
-    assert sentence.startswith("4 runs at a time on each GPU, ")
-    assert (
-        gpus(STUDY.replace("auto", "0.25"), NO_GPU)[1] == "4 runs at a time on each GPU"
-    )
+@pytest.mark.parametrize(("resources", "more", "machines", "share", "said"), CASES)
+def test_how_many_runs_share_a_gpu(study, resources, more, machines, share, said):
+    loaded = study(STUDY.replace("gpus: auto}\n", f"{resources}}}\n{more}"))
+    plan = build_plan(loaded, identify, machines=lambda: machines)
+    assert [arm.resources.gpus for arm in plan.arms] == [share, share]
+    sentence = sharing_text(loaded, plan.arms, lambda: machines)
+    assert sentence == said or sentence.startswith(said)
 
 
 def test_ids_do_not_depend_on_the_share(study):
-    def ids(number, *machines):
-        plan = build_plan(
-            study(STUDY.replace("auto", number)), identify, machines=lambda: machines
-        )
-        return [run.id for _, run in plan.runs()]
-
-    assert (
-        ids("auto", H200)
-        == ids("auto", NO_GPU)
-        == ids("0.5", NO_GPU)
-        == ids("1", NO_GPU)
-    )
+    ids = set()
+    for number, machine in (
+        ("auto", H200),
+        ("auto", NO_GPU),
+        ("0.5", NO_GPU),
+        ("1", NO_GPU),
+    ):
+        loaded = study(STUDY.replace("auto", number))
+        plan = build_plan(loaded, identify, machines=lambda machine=machine: [machine])
+        ids.add(tuple(run.id for _, run in plan.runs()))
+    assert len(ids) == 1
 
 
 def test_runs_side_by_side_take_their_share_of_the_time_but_compute_no_faster_than_the_gpu(

@@ -61,30 +61,6 @@ def test_a_search_that_ends_before_a_write_to_its_storage_loses_nothing(
     assert go(storage) == whole[go]
 
 
-@BOTH
-def test_an_interrupted_search_goes_on_with_its_open_round(go, tmp_path):
-    """Each call opens the journal anew, as the same command does."""
-    expected = go(in_memory(), trials=6)
-    batches = []
-
-    def interrupted(run):
-        run = ending(3, run) if not batches else run
-
-        def call(asked):
-            batches.append([(one.group.name, one.trial.number) for one in asked])
-            return run(asked)
-
-        return call
-
-    with pytest.raises(KeyboardInterrupt):
-        go(open_storage(tmp_path), interrupted, trials=6)
-    assert go(open_storage(tmp_path), interrupted, trials=6) == expected
-    assert batches[2] == batches[3]  # the open round again, and no other
-    count = len(batches)
-    assert go(open_storage(tmp_path), interrupted, trials=6) == expected
-    assert len(batches) == count  # what was told is not run again
-
-
 def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
     sizes = []
 
