@@ -97,7 +97,9 @@ def build_plan(
     """
     if study.search is not None:
         hint = "start it with: ablate search"
-        raise UserError(study.problem(("search",), "a search, not a study", hint))
+        raise UserError(
+            study.source.problem(("search",), "a search, not a study", hint)
+        )
     identities, missing = _identify_all(study, identify, without_data=without_data)
     planner = _ArmPlanner(study, identities, machines)
     arms = {arm.name: planner.plan(arm) for arm in study.arms}
@@ -188,7 +190,7 @@ class _ArmPlanner:
             if arm.code != self._baseline.code or "code" in self._study.waive:
                 continue
             if names := self._own_code.changed_code(arm):
-                yield self._study.problem(
+                yield self._study.source.problem(
                     self._study.where(arm, "code"),
                     f"arm '{arm.name}' runs other code than the baseline: {shorten(', '.join(names), 200)}",
                     "its runs would not be compared: give all arms the same; or write code: DIR in the arm, in "
@@ -280,7 +282,7 @@ def _check_target(study: Study, vocab_size: int) -> None:
         f"{guess:.3f}, a perplexity of {vocab_size}"
     )
     place = ("target", target.kind)
-    raise UserError(study.problem(place, message, "take a target below that"))
+    raise UserError(study.source.problem(place, message, "take a target below that"))
 
 
 def _loss_unit(study: Study) -> LossUnit:
@@ -345,7 +347,7 @@ def _equal_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Problem]:
         same = first.setdefault(arm.runs[0].id, name)
         if same != name and arm.config.data_digest:
             yield Problem(
-                file=study.shown_path,
+                file=study.source.file,
                 what=f"arm '{name}' is the same as arm '{same}'",
                 hint="their data and files have the same content; other sources count by code: DIR",
             )
@@ -361,7 +363,7 @@ def _incomparable_arms(study: Study, arms: dict[str, PlannedArm]) -> Iterator[Pr
                 continue
             message = f"arm '{arm.name}' differs from the baseline in {setting}: expected {expected}, got {value}"
             hint = f"its runs would not be compared: give all arms the same, or write waive: [{setting}]"
-            yield study.problem(study.where(arm, setting), message, hint)
+            yield study.source.problem(study.where(arm, setting), message, hint)
 
 
 def _compared_settings(arm: PlannedArm) -> dict[Setting, str | None]:

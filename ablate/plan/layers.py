@@ -139,7 +139,7 @@ class OwnCode:
             problems = [
                 problem
                 if problem.file
-                else self._study.problem(place, problem.what, problem.hint)
+                else self._study.source.problem(place, problem.what, problem.hint)
                 for problem in error.problems
             ]
             raise UserError(*problems) from error
@@ -163,7 +163,7 @@ def check_diagnosed(study: Study, arms: dict[str, PlannedArm]) -> None:
             hint = likely(pattern, known, f"layers: {', '.join(known[:4])}, …")
             message = f"diagnostics.layers: '{pattern}' names no layer of any arm"
             place = ("diagnostics", "layers", index)
-            problems.append(study.problem(place, message, hint))
+            problems.append(study.source.problem(place, message, hint))
     if problems:
         raise UserError(*problems)
 

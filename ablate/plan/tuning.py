@@ -33,14 +33,12 @@ if TYPE_CHECKING:
 def with_search(plan: Plan, tune: Tune) -> Plan:
     """Add to a plan the search before its seeds."""
     training = TrainingConfig(**plan.training | {"tokens": tune.budget})
+    tokens = plan_steps(training).tokens
     groups = [
         replace(group, fingerprint=_fingerprint(plan, tune, group))
         for group in tune.groups
     ]
-    return replace(
-        plan,
-        tuning=replace(tune, tokens=plan_steps(training).tokens, groups=tuple(groups)),
-    )
+    return replace(plan, tuning=replace(tune, tokens=tokens, groups=tuple(groups)))
 
 
 def _fingerprint(plan: Plan, tune: Tune, group: GroupTuning) -> str:
@@ -62,8 +60,10 @@ def trial_arms(
     arms = []
     for arm in map(plan.arm, group.arms):
         untuned = {field: getattr(arm.config.training, field) for field in values}
-        trial = replace(
-            _at_values(arm, values | {"tokens": tune.budget}, tune.seeds),
+        trial = _changed(
+            arm,
+            values | {"tokens": tune.budget},
+            tune.seeds,
             name=f"{arm.name} trial {number}",
             description=values_text(values),
             factors={},
@@ -101,8 +101,10 @@ def tuned_plan(plan: Plan, tune: Tune) -> Plan:
         group = tune.group_of(arm.name, plan.baseline)
         assert group.chosen is not None
         if group.chosen != group.shared:
-            tuned_arms[arm.name] = replace(
-                _at_values(arm, group.chosen, [run.seed for run in arm.runs]),
+            tuned_arms[arm.name] = _changed(
+                arm,
+                group.chosen,
+                [run.seed for run in arm.runs],
                 name=tuned_name(arm.name),
                 description=f"{arm.name} at the values found for it: {values_text(group.chosen)}",
                 differs=arm.differs_at(shared, group.chosen),
@@ -125,18 +127,19 @@ def known_plan(plan: Plan, store: StudyStore) -> Plan:
     if known is None or not known.done or known.trials != tune.trials:
         return plan
     known_groups = {(group.name, group.fingerprint): group for group in known.groups}
-    asked = [(group.name, group.fingerprint) for group in tune.groups]
-    if not known_groups.keys() >= set(asked):
-        return plan
-    return tuned_plan(
-        plan, replace(tune, done=True, groups=tuple(known_groups[key] for key in asked))
-    )
+    groups = []
+    for group in tune.groups:
+        key = (group.name, group.fingerprint)
+        if key not in known_groups:
+            return plan
+        groups.append(known_groups[key])
+    return tuned_plan(plan, replace(tune, done=True, groups=tuple(groups)))
 
 
-def _at_values(
-    arm: PlannedArm, values: Mapping[str, Any], seeds: Sequence[int]
+def _changed(
+    arm: PlannedArm, values: dict[str, Any], seeds: Sequence[int], **words: Any
 ) -> PlannedArm:
-    """Change an arm's values of training, and with them its runs."""
+    """Change an arm's values of training, and with them its runs, and how it is called."""
     training = replace(arm.config.training, **values)
     config = replace(arm.config, training=training)
     batches = plan_steps(training, arm.resources.devices_per_run)
@@ -147,6 +150,7 @@ def _at_values(
         batches=batches,
         tokens=batches.tokens,
         runs=planned_runs(config, seeds),
+        **words,
     )
 
 

@@ -28,8 +28,6 @@ from functools import cached_property, lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ablate.base.errors import UserError, first_line
 from ablate.execute.pending_runs import find_todo, requests_of
 from ablate.execute.queue import ExecutionEnd
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
@@ -142,13 +139,11 @@ def open_trial(
     return trial
 
 
-def study_of(
-    trials: Sequence[FrozenTrial], sampler: BaseSampler | None = None
-) -> Study:
-    """Make a study in memory with these trials."""
+def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
+    """Make a study in memory with these trials; ``options``: its sampler and pruner."""
     num_objectives = max([len(trial.values or "_") for trial in trials], default=1)
     study: Study = quiet_optuna().create_study(
-        directions=["minimize"] * num_objectives, sampler=sampler
+        directions=["minimize"] * num_objectives, **options
     )
     study.add_trials(trials)
     return study
@@ -163,7 +158,7 @@ def suggestions(
     """Yield some suggestions of Optuna's TPE after these trials; open ones count as poor (constant liar)."""
     optuna = quiet_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True, **options)
-    study = study_of(trials, sampler)
+    study = study_of(trials, sampler=sampler)
     for _ in range(_TRIES):
         trial = study.ask(dict(distributions))
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -215,12 +210,14 @@ class Asked:
         complete = [trial for trial in self.earlier if trial.state.name == "COMPLETE"]
         if watched_from is None or len(complete) < _FEWEST_COMPLETE:
             return None
-        best = math.inf
+        optuna = quiet_optuna()
+        pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=_FEWEST_COMPLETE, n_warmup_steps=watched_from
+        )
+        trial = study_of(complete, pruner=pruner).ask()
         for tokens, loss in sorted(curve.items()):
-            best = min(best, loss)
-            losses = [trial.intermediate_values.get(tokens) for trial in complete]
-            known = [loss for loss in losses if loss is not None]
-            if tokens >= watched_from and known and best > np.nanpercentile(known, 50):
+            trial.report(loss, tokens)
+            if trial.should_prune():
                 return tokens
         return None
 

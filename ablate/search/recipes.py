@@ -90,7 +90,7 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
     if search.trials < len(first):
         message = f"search.trials: {search.trials} are fewer than the baseline and the named arms ({len(first)})"
         raise UserError(
-            study.problem(("search", "trials"), message, "these are tried first")
+            study.source.problem(("search", "trials"), message, "these are tried first")
         )
     timed_plans = tuple(
         replace(
@@ -119,7 +119,9 @@ def _times(study: Study, search: Search, plan: Plan) -> dict[str, float]:
         if not baseline.config.model.describes(baseline.config.trainer):
             message = "search.shapes: step times are modelled at a study's own shapes for built-in models alone"
             raise UserError(
-                study.problem(("search", "shapes"), message, "set shapes: llama-8b")
+                study.source.problem(
+                    ("search", "shapes"), message, "set shapes: llama-8b"
+                )
             )
         work = workload_of(baseline.config)
     work = replace(work, total_tokens=search.budgets[-1])
@@ -127,7 +129,7 @@ def _times(study: Study, search: Search, plan: Plan) -> dict[str, float]:
     if baseline_time is None:
         message = f"search.hardware: {search.hardware} has no unit for a format of the baseline"
         hint = f"'{plan.baseline}' is {baseline.recipe}"
-        raise UserError(study.problem(("search", "hardware"), message, hint))
+        raise UserError(study.source.problem(("search", "hardware"), message, hint))
     times = {}
     for arm in plan.arms:
         time = token_time(work, arm.config.recipe, search.hardware)

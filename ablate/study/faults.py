@@ -31,10 +31,10 @@ _EXPECTED = {
     "dict_type": "a mapping",
     "dataclass_type": "a mapping",
     "finite_number": "a finite number",
-    "greater_than": "a number above {gt:.15g}",
-    "greater_than_equal": "a number from {ge:.15g} up",
-    "less_than": "a number below {lt:.15g}",
-    "less_than_equal": "a number up to {le:.15g}",
+    "greater_than": "a number above {gt:.16g}",
+    "greater_than_equal": "a number from {ge:.16g} up",
+    "less_than": "a number below {lt:.16g}",
+    "less_than_equal": "a number up to {le:.16g}",
     "seeds": f"a count from 1 to {MAX_SEEDS}, or a list of seeds",
     "too_short": "at least one entry",
     "count_or_share": "a whole number of blocks, or a share of them such as 15% or 0.15",
@@ -93,7 +93,7 @@ class Faults:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._problems: dict[tuple[int, int, str], Problem] = {}
+        self._problems: dict[tuple[int | None, int | None, str], Problem] = {}
         self._faulty: set[Path] = set()
 
     def __bool__(self) -> bool:
@@ -113,16 +113,13 @@ class Faults:
     ) -> None:
         """Add a fault of the value or key at a path. ``arm``: an arm that has it, if the path names none."""
         self._faulty |= {path[:1], path[:2]}
-        line, column, _ = self.source.place(path)
-        if (line, column) in self.source.problems:
-            return
         text = f"{show_path(path)}: {message}" if path else message
         if arm is not None:
             hint = f"{hint}; in arm '{arm}'" if hint else f"in arm '{arm}'"
-        problem = Problem(
-            file=self.source.file, line=line, column=column, what=text, hint=hint
-        )
-        self._problems.setdefault((line, column, message), problem)
+        problem = self.source.problem(path, text, hint)
+        place = (problem.line, problem.column)
+        if place not in self.source.problems:
+            self._problems.setdefault((*place, message), problem)
 
     def problems(self) -> list[Problem]:
         """Return all faults in the order of the file."""

@@ -34,6 +34,7 @@ from ablate.study.sections import (
     TuneSection,
 )
 from ablate.study.source import KEY
+from ablate.study.study import shared_fields
 
 if TYPE_CHECKING:
     from ablate.study.arms import Arms
@@ -71,7 +72,7 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
     trials = section.trials or 0
     if not faults.any_within("tune"):
         trials = _num_trials(section, fields, faults)
-    groups = _groups(arms, section)
+    members_of = _groups(arms, section)
     if faults.any_within("tune"):
         return None
     untuned = {
@@ -79,37 +80,40 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
         for name, arm in arms.arms.items()
     }
     _check_arms(fields, untuned, arms)
-    for name, members in groups.items():
-        _check_group(name, members, untuned, faults)
+    groups = []
+    for name, (first, *others) in members_of.items():
+        for member in others:
+            if untuned[member] != untuned[first]:
+                message = f"arms '{first}' and '{member}' of one group start from other values"
+                hint = "give each a group of its own"
+                faults.add(("tune", "groups", name), message, hint)
+                break
+        group = GroupTuning(
+            name=name,
+            arms=(first, *others),
+            shared=untuned[first],
+            trials=(),
+            chosen=None,
+        )
+        groups.append(group)
     _check_budget(section, arms)
-    used = set(file.every_seed)
+    used = list(file.every_seed)
     if file.baseline_again:
-        first = max(file.every_seed) + 1
-        used |= set(range(first, first + len(file.every_seed)))
+        used += range(max(used) + 1, max(used) + 1 + len(used))
     free_seeds = (
         seed for seed in itertools.count(FIRST_TRIAL_SEED) if seed not in used
     )
+    content = shared_fields(Tune, section) | {
+        "fields": fields,
+        "trials": trials,
+        "seeds": tuple(itertools.islice(free_seeds, section.seeds)),
+        "groups": tuple(groups),
+    }
     return Tune(
+        **content,
         study=f"{file.name} tune",
         done=False,
-        fields=fields,
-        sampler=section.sampler,
-        trials=trials,
-        at_once=section.at_once,
-        prune=section.prune,
-        tokens=section.tokens,
         budget=section.tokens,
-        seeds=tuple(itertools.islice(free_seeds, section.seeds)),
-        groups=tuple(
-            GroupTuning(
-                name=name,
-                arms=members,
-                shared=untuned[members[0]],
-                trials=(),
-                chosen=None,
-            )
-            for name, members in groups.items()
-        ),
         tuned={},
     )
 
@@ -204,21 +208,6 @@ def _check_arms(fields: Space, untuned: dict[str, dict[str, Any]], arms: Arms) -
             faults.add(("tune", "fields", KEY), message, "tuned, they would be one arm")
 
 
-def _check_group(
-    name: str,
-    members: tuple[str, ...],
-    untuned: dict[str, dict[str, Any]],
-    faults: Faults,
-) -> None:
-    for member in members:
-        if untuned[member] != untuned[members[0]]:
-            message = f"arms '{members[0]}' and '{member}' of one group start from other values"
-            faults.add(
-                ("tune", "groups", name), message, "give each a group of its own"
-            )
-            return
-
-
 def _check_budget(section: TuneSection, arms: Arms) -> None:
     """Check every arm at the trials' budget with the lowest and with the highest values."""
     for arm in arms.arms.values():
@@ -277,15 +266,14 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
             faults.add(("grid", "factors", factor, KEY), message)
     if file is None or file.search is None:
         return None
-    labels: dict[str, list[str]] = {}
+    labels: dict[str, dict[str, None]] = {}
     cells = []
     for cell, arm in arms.cells:
-        for level in cell.levels:
-            seen = labels.setdefault(level.factor, [])
-            if level.label not in seen:
-                seen.append(level.label)
+        own_labels = {level.factor: level.label for level in cell.levels}
+        for factor, label in own_labels.items():
+            labels.setdefault(factor, {})[label] = None
         if arm is not None:
-            cells.append(({level.factor: level.label for level in cell.levels}, arm))
+            cells.append((own_labels, arm))
     factors = {factor: tuple(seen) for factor, seen in labels.items()}
     return Search(**vars(file.search), factors=factors, cells=tuple(cells))
 

@@ -54,7 +54,7 @@ class Source:
     file: str
     data: Any = None
     places: dict[Path, Place] = field(default_factory=dict)
-    problems: dict[tuple[int, int], Problem] = field(default_factory=dict)
+    problems: dict[tuple[int | None, int | None], Problem] = field(default_factory=dict)
 
     def get(self, *path: Any) -> Any:
         """Return the value at a path, None if there is none."""
@@ -83,6 +83,11 @@ class Source:
         while path not in self.places:
             path = path[:-1]
         return self.places[path]
+
+    def problem(self, path: Path, what: str, hint: str | None = None) -> Problem:
+        """Make a problem of the value or key at a path, or of the nearest value around it."""
+        line, column, _ = self.place(path)
+        return Problem(file=self.file, line=line, column=column, what=what, hint=hint)
 
     def got(self, path: Path) -> str:
         """Describe a value for a message, in about 40 characters at most."""
@@ -333,8 +338,7 @@ class _Builder:
         """Add a fault, once for each place: an alias leads to the same place again."""
         text = f"{show_path(path)}: {message}"
         problem = _problem_at(node.start_mark, self._source.file, text, hint)
-        place = (node.start_mark.line + 1, node.start_mark.column + 1)
-        self._source.problems.setdefault(place, problem)
+        self._source.problems.setdefault((problem.line, problem.column), problem)
 
 
 # ---- --set --------------------------------------------------------------------------------------------

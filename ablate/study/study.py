@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ablate.base.errors import Problem
 from ablate.store.plan_file import Question
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ablate.recipes import Recipe, RecipeSpec
     from ablate.run.command import Command
     from ablate.run.config import (
@@ -100,23 +100,6 @@ class Study(Question):
     keep_weights: bool = False
     tune: Tune | None = None
     search: Search | None = None
-
-    @property
-    def shown_path(self) -> str:
-        """The file's name in messages: relative to the current folder if it is below it."""
-        folder = Path.cwd()
-        return str(
-            self.path.relative_to(folder)
-            if self.path.is_relative_to(folder)
-            else self.path
-        )
-
-    def problem(self, place: Keys, what: str, hint: str | None) -> Problem:
-        """Make a problem with the place of the value at ``place``."""
-        line, column, _ = self.source.place(place)
-        return Problem(
-            file=self.shown_path, line=line, column=column, what=what, hint=hint
-        )
 
     def where(self, arm: ResolvedArm, part: str) -> Keys:
         """Find where the file writes an arm's ``part``, a key of ``_FIELDS``; the arm's place if nowhere."""

@@ -23,11 +23,11 @@ arms:
 BUDGET = 409_600
 
 
-def curve(seed, slower=1.0, **changes):
+def curve(seed, slower=1.0):
     """A straight line in ln tokens, on which every way of reading a crossing agrees."""
     tokens = [20_480 * n for n in range(1, 21)]
     loss = [6.0 - 0.3 * math.log(position / slower) for position in tokens]
-    return PilotRun(**({"seed": seed, "tokens": tokens, "val_loss": loss} | changes))
+    return PilotRun(seed=seed, tokens=tokens, val_loss=loss)
 
 
 def advice(planned, *curves):
@@ -55,16 +55,17 @@ def test_the_seeds_are_those_that_the_spread_asks_for(plan, paired, factor):
     study = STUDY.replace("seeds: 3\n", f"seeds: 3\npaired_seeds: {paired}\n")
     for slower in (1.01, 1.3):
         advised = advice(plan(study), curve(0), curve(1, slower))
-        assert advised.spread.runs == pytest.approx(
-            math.log(slower) / math.sqrt(2), rel=1e-6
-        )
-        assert advised.spread.pairs == pytest.approx(
-            factor * max(SPREAD / PAIRED, advised.spread.runs)
-        )
-        for row in (row for row in advised.needed if row.seeds is not None):
-            options = {"moderated": True, "spread": advised.spread.pairs}
-            fewer = cost_found(row.seeds - 1, 1, **options)
-            enough = cost_found(row.seeds, 1, **options)
+        spread = advised.spread
+        over_runs = math.log(slower) / math.sqrt(2)
+        assert spread.runs == pytest.approx(over_runs, rel=1e-6)
+        assert spread.pairs == pytest.approx(factor * max(SPREAD / PAIRED, spread.runs))
+        for row in advised.needed:
+            if row.seeds is None:
+                continue
+            fewer, enough = (
+                cost_found(seeds, 1, moderated=True, spread=spread.pairs)
+                for seeds in (row.seeds - 1, row.seeds)
+            )
             assert enough <= row.cost < (fewer or math.inf)
 
 
@@ -102,16 +103,19 @@ def test_no_target_beyond_the_begin_of_the_decay(plan):
     assert advised.take.room == pytest.approx(1 / 0.7 - 1, abs=0.01)
 
 
-def test_runs_that_say_nothing_give_no_target(plan):
-    flat = replace(curve(1), val_loss=[5.6] * 20)  # above a guess among 256
-    for other, reason in (
-        (replace(curve(1), diverged=True), "seed 1 diverged"),
-        (PilotRun(seed=1, tokens=[20_480], val_loss=[3.0]), "seed 1 has 1 evaluations"),
-        (flat, "do not fall steadily below a guess"),
-    ):
-        advised = advice(plan(STUDY), curve(0), other)
-        assert reason in advised.why_not
-        assert (advised.take, advised.spread, advised.needed) == (None, None, ())
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"diverged": True}, "seed 1 diverged"),
+        ({"tokens": [20_480], "val_loss": [3.0]}, "seed 1 has 1 evaluations"),
+        # above a guess among 256
+        ({"val_loss": [5.6] * 20}, "do not fall steadily below a guess"),
+    ],
+)
+def test_runs_that_say_nothing_give_no_target(plan, changes, reason):
+    advised = advice(plan(STUDY), curve(0), replace(curve(1), **changes))
+    assert reason in advised.why_not
+    assert (advised.take, advised.spread, advised.needed) == (None, None, ())
 
 
 @pytest.mark.parametrize(
@@ -125,9 +129,5 @@ def test_the_target_takes_the_place_of_null_and_nothing_else_changes(line):
     )
     written = f"target: {{val_loss: 1.95}}  # nats/token; {comment}"
     assert with_target(text, 3, target, "nats/token") == text.replace(line, written)
-    assert (
-        with_target(
-            text.replace(line, "target: {val_loss: 2.0}"), 3, target, "nats/token"
-        )
-        is None
-    )
+    text = text.replace(line, "target: {val_loss: 2.0}")
+    assert with_target(text, 3, target, "nats/token") is None

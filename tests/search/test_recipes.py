@@ -107,30 +107,20 @@ def test_the_token_cost_is_against_the_baselines_run_or_a_bound_with_a_violation
 ):
     search = planned(("search: {", "search: {objective: token_cost, "))
     half_way = (40_000 * 60_000) ** 0.5  # in ln tokens
-    for name, state, curve, cost, violation in (
-        ("bf16", "finished", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)], 0.0, None),
-        (
-            "tseng",
-            "finished",
-            [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)],
-            (4 / 3) ** 0.5 - 1,
-            None,
-        ),
-        (
-            "F sr",
-            "finished",
-            [(50_000, 3.0), (100_000, 2.3)],
-            100_000 / half_way - 1,
-            pytest.approx(0.3),
-        ),
-        ("D none", "diverged", [(50_000, 9.0)], 100_000 / half_way - 1, DIVERGED),
-    ):
-        result = end(search, name, curve, state)
-        assert (result.values[0], result.violation) == (pytest.approx(cost), violation)
+    misses = [(50_000, 3.0), (100_000, 2.3)]
+    result = end(search, "bf16", [(40_000, 3.0), (60_000, 1.0), (100_000, 0.9)])
+    assert (result.values, result.violation) == ((0.0, 1.0), None)
+    result = end(search, "tseng", [(40_000, 3.0), (80_000, 1.0), (100_000, 0.9)])
+    assert result.values[0] == pytest.approx((4 / 3) ** 0.5 - 1)
+    bound = pytest.approx(100_000 / half_way - 1)
+    result = end(search, "F sr", misses)
+    assert (result.values[0], result.violation) == (bound, pytest.approx(0.3))
+    result = end(search, "D none", [(50_000, 9.0)], "diverged")
+    assert (result.values[0], result.violation) == (bound, DIVERGED)
     with pytest.raises(
         UserError, match="does not reach the target within 200,000 tokens"
     ):
-        end(search, "bf16", [(50_000, 3.0), (100_000, 2.3)], budget=200_000)
+        end(search, "bf16", misses, budget=200_000)
 
 
 def test_another_search_of_the_name_is_refused(planned, store):
@@ -182,39 +172,25 @@ def test_the_study_that_confirms_is_the_same_but_for_the_seeds_with_every_publis
 ):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("text " * 40_000)
-    # Without their layers some are the same recipe.
-    low = [
-        (name, preset.recipe)
-        for name, preset in PRESETS.items()
-        if not preset.recipe.is_high_precision
-    ]
-    apart = {replace(recipe, rules=()).text: name for name, recipe in reversed(low)}
-    arms = (
-        f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n"
-        for name in apart.values()
-    )
-    (tmp_path / "search.yaml").write_text(HEAD + "".join(arms))
+    arms = ""
+    recipes = set()
+    for name, preset in PRESETS.items():
+        # Without their layers some are the same recipe.
+        recipe = replace(preset.recipe, rules=()).text
+        if not preset.recipe.is_high_precision and recipe not in recipes:
+            recipes.add(recipe)
+            arms += f"  {name}: {{recipe: {{preset: {name}, layers: []}}}}\n"
+    (tmp_path / "search.yaml").write_text(HEAD + arms)
     study = load_study(tmp_path / "search.yaml")
     search = plan_search(study)
-    (tmp_path / "confirm.yaml").write_text(
-        confirm_study(search, [*search.times][1:], "search.yaml")
-    )
+    text = confirm_study(search, [*search.times][1:], "search.yaml")
+    (tmp_path / "confirm.yaml").write_text(text)
     again = load_study(tmp_path / "confirm.yaml")
-    assert (again.name, again.seeds, study.seeds) == (
-        "s-confirm",
-        (8, 9, 10, 11, 12),
-        (7,),
-    )
-    assert again.search is None
-    assert again.target == study.target
+    assert (again.name, again.seeds) == ("s-confirm", (8, 9, 10, 11, 12))
+    assert (again.search, again.target) == (None, study.target)
     assert again.training == replace(study.training, tokens=2_000_000)
     assert len(again.arms) == len(search.times) > 20
-    arms = {arm.name: arm for arm in study.arms}
+    before = {arm.name: arm for arm in study.arms}
     for arm in again.arms:
-        other = arms[arm.name]
-        assert (arm.model, arm.data, arm.recipe) == (
-            other.model,
-            other.data,
-            other.recipe,
-        )
-        assert (arm.backend, arm.resources) == (other.backend, other.resources)
+        for part in ("model", "data", "recipe", "backend", "resources"):
+            assert getattr(arm, part) == getattr(before[arm.name], part)
