@@ -61,48 +61,49 @@ class PlanCosts:
 
 def estimate(plan: Plan, progress: StudyProgress, *, cores: int) -> PlanCosts:
     """Estimate a plan's costs on a machine with this many CPU cores."""
+
+    def is_open(run_id: str) -> bool:
+        return progress.state(run_id) not in END_STATES
+
     modelled = {arm.name: _modelled_seconds(arm) for arm in plan.arms}
-    measured = {
-        arm.name: _work(arm) / progress.tokens_per_sec[arm.name]
-        for arm in plan.arms
-        if arm.name in progress.tokens_per_sec
-    }
+    measured = {}
+    for arm in plan.arms:
+        if arm.name in progress.tokens_per_sec:
+            measured[arm.name] = _work(arm) / progress.tokens_per_sec[arm.name]
     run_seconds = _scaled(plan, modelled, measured) | measured
-    unmeasured: Ground = "scaled" if measured else "modelled"
-    ground: dict[str, Ground] = {
-        name: "measured" if name in measured else unmeasured for name in run_seconds
-    }
-    shared = shared_tokens(
-        plan, lambda run_id: progress.state(run_id) not in END_STATES
+    ground: dict[str, Ground] = dict.fromkeys(
+        run_seconds, "scaled" if measured else "modelled"
     )
+    ground |= dict.fromkeys(measured, "measured")
+    shared = shared_tokens(plan, is_open)
     longest = 0.0
     cpu_work = 0.0
     gpu_work = 0.0
     is_known = True
     for arm in plan.arms:
-        to_do = [run.id for run in arm.runs if progress.state(run.id) not in END_STATES]
-        if not to_do:
+        resources = arm.resources
+        shares = [
+            1 - shared.get(run.id, 0) / arm.batches.tokens
+            for run in arm.runs
+            if is_open(run.id)
+        ]
+        if not shares:
             continue
         is_known = is_known and arm.name in run_seconds
         seconds = run_seconds.get(arm.name, 0.0)
-        work = (
-            sum(1 - shared.get(run_id, 0) / arm.batches.tokens for run_id in to_do)
-            * seconds
-        )
         longest = max(longest, seconds)
-        resources = arm.resources
+        work = sum(shares) * seconds
         if resources.num_gpus >= 1:
             gpu_work += work
         elif resources.num_gpus:
             # Runs side by side do not compute faster than the GPU does.
-            alone = 0.0 if arm.size is None else modelled[arm.name] * resources.num_gpus
-            gpu_work += work * max(
-                resources.num_gpus, alone / seconds if seconds else 0.0
-            )
+            alone = 0.0
+            if arm.size is not None and seconds:
+                alone = modelled[arm.name] * resources.num_gpus / seconds
+            gpu_work += work * max(resources.num_gpus, alone)
         else:
-            cpu_work += work * min(
-                1.0, resources.cpus * resources.devices_per_run / cores
-            )
+            cores_taken = resources.cpus * resources.devices_per_run
+            cpu_work += work * min(1.0, cores_taken / cores)
     wall_seconds = None
     if is_known:
         wall_seconds = max(longest, cpu_work, gpu_work) + START_SEC if longest else 0.0
@@ -143,7 +144,7 @@ def _scaled(
         ratios = [measured[name] / modelled[name] for name in names if name in measured]
         if ratios or has_size:
             scale = median_high(ratios) if ratios else 1.0
-            scaled.update({name: modelled[name] * scale for name in names})
+            scaled |= {name: modelled[name] * scale for name in names}
     return {arm.name: scaled[arm.name] for arm in plan.arms if arm.name in scaled}
 
 

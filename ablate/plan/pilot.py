@@ -137,6 +137,9 @@ def advise(
         spread = _spread(take, pair_spread(plan), is_paired=plan.paired_seeds)
         needed = tuple(_needed(plan, spread.pairs, progress, cores))
     speeds = progress.tokens_per_sec
+    slower = {}
+    if base.name in speeds:
+        slower = {name: speeds[base.name] / speed for name, speed in speeds.items()}
     return Advice(
         study=plan.study,
         baseline=base.name,
@@ -149,11 +152,7 @@ def advise(
         spread=spread,
         needed=needed,
         seconds=estimate(plan, progress, cores=cores).wall_seconds,
-        slower={
-            name: speeds[base.name] / speed
-            for name, speed in speeds.items()
-            if base.name in speeds
-        },
+        slower=slower,
         emulated=emulated,
         may_end_sooner=plan.stop is not None,
     )
@@ -174,12 +173,11 @@ def _without_advice(runs: Sequence[PilotRun]) -> str | None:
 def _spread(reached: Reached, least: float, *, is_paired: bool) -> Spread:
     first, second = reached.tokens.values()
     over_runs = abs(math.log(first / second)) / math.sqrt(2)
-    over_pairs = max(least, PAIRED * over_runs)
-    return Spread(
-        runs=over_runs,
-        pairs=over_pairs if is_paired else math.sqrt(2) * over_pairs / PAIRED,
-        is_own=over_pairs > least,
-    )
+    pairs = max(least, PAIRED * over_runs)
+    is_own = pairs > least
+    if not is_paired:
+        pairs *= math.sqrt(2) / PAIRED
+    return Spread(runs=over_runs, pairs=pairs, is_own=is_own)
 
 
 def _reached(
@@ -188,36 +186,31 @@ def _reached(
     """Count as the report does when the runs reach a loss; None if one of them does not."""
     origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
-    spans = (
-        () if base.config.recipe.later else steady_spans(asdict(base.config.training))
-    )
+    spans = ()
+    if not base.config.recipe.later:
+        spans = steady_spans(asdict(base.config.training))
     tokens: dict[int, float] = {}
     for run in runs:
-        fit = LocalFit(tokens=run.tokens, loss=run.val_loss, spans=spans)
         (outcome,) = outcomes(
             tokens=run.tokens,
             loss=run.val_loss,
             seed=run.seed,
             targets=(loss,),
             rule=rule,
-            fit=fit,
+            fit=LocalFit(tokens=run.tokens, loss=run.val_loss, spans=spans),
         )
         outcome = outcome.after(origin)
         if not outcome.exact:
             return None
         tokens[run.seed] = outcome.high
-    return Reached(
-        val_loss=loss,
-        tokens=tokens,
-        room=(end_of_all - origin) / max(tokens.values()) - 1,
-    )
+    room = (end_of_all - origin) / max(tokens.values()) - 1
+    return Reached(val_loss=loss, tokens=tokens, room=room)
 
 
 def _counted(base: PlannedArm) -> tuple[int, int]:
     """Return the tokens from which costs count, and those until which crossings do: then the rate decays."""
-    return 0 if base.fork is None else base.fork.tokens, decay_begins(
-        base.config.training
-    ) or base.tokens
+    origin = 0 if base.fork is None else base.fork.tokens
+    return origin, decay_begins(base.config.training) or base.tokens
 
 
 def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached | None:
@@ -226,8 +219,7 @@ def _target(plan: Plan, base: PlannedArm, runs: Sequence[PilotRun]) -> Reached |
     for share in SHARES:
         log_tokens = math.log(origin + share * (end - origin))
         losses = [
-            float(np.interp(log_tokens, np.log(run.tokens), run.val_loss))
-            for run in runs
+            np.interp(log_tokens, np.log(run.tokens), run.val_loss) for run in runs
         ]
         loss = math.ceil(max(losses) * 1000) / 1000
         if loss < math.log(base.config.vocab_size):
@@ -246,9 +238,8 @@ def _needed(
         seeds = seeds_for(cost, arms, moderated=plan.is_moderated, spread=spread)
         seconds = None
         if seeds is not None:
-            seconds = estimate(
-                _with_seeds(plan, seeds), progress, cores=cores
-            ).wall_seconds
+            costs = estimate(_with_seeds(plan, seeds), progress, cores=cores)
+            seconds = costs.wall_seconds
         yield SeedsFor(cost=cost, seeds=seeds, seconds=seconds)
 
 

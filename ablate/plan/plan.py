@@ -75,10 +75,9 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
     Empty if no two runs of the plan can have their first steps in common.
     """
-    changes = any(
-        arm.config.fork is not None or arm.config.recipe.later for arm in plan.arms
-    )
-    replays = any(arm.config.replayed for arm in plan.arms)
+    configs = [arm.config for arm in plan.arms]
+    changes = any(config.fork is not None or config.recipe.later for config in configs)
+    replays = any(config.replayed for config in configs)
     if plan.missing or plan.diagnostics is not None or replays or not changes:
         return []
     pairs = sorted(
@@ -91,9 +90,7 @@ def configured_runs(plan: Plan) -> list[tuple[str, RunConfig, ResourcesConfig]]:
 
 def planned_runs(config: ArmConfig, seeds: Sequence[int]) -> tuple[LockedRun, ...]:
     """Make the runs of an arm; their ids are empty if the data are missing."""
-    if not config.data_digest:
-        return tuple(LockedRun(id="", seed=seed) for seed in seeds)
-    ids = run_ids(config, seeds)
+    ids = run_ids(config, seeds) if config.data_digest else [""] * len(seeds)
     return tuple(
         LockedRun(id=run_id, seed=seed) for run_id, seed in zip(ids, seeds, strict=True)
     )
@@ -136,7 +133,9 @@ def read_progress(plan: Plan, store: StudyStore) -> StudyProgress:
 
 def _speed(run: RunDir, after: int) -> float | None:
     """Return a run's mean tokens per second in the rows after so many tokens; None if none has it."""
-    rows = [row for row in run.metrics("train") if row["tokens"] > after]
-    measured = [number_in(row, "tokens_per_sec") for row in rows]
-    speeds = [speed for speed in measured if speed]
+    speeds = []
+    for row in run.metrics("train"):
+        speed = number_in(row, "tokens_per_sec")
+        if row["tokens"] > after and speed:
+            speeds.append(speed)
     return fmean(speeds) if speeds else None

@@ -83,9 +83,9 @@ def decided(
         for machine in machines()
         if machine.gpus
     ]
-    if not at_once:
-        return replace(resources, gpus=0)
-    share = math.floor(_RAYS_DIGITS / min(at_once)) / _RAYS_DIGITS
+    share: float = 0
+    if at_once:
+        share = math.floor(_RAYS_DIGITS / min(at_once)) / _RAYS_DIGITS
     return replace(resources, gpus=share)
 
 
@@ -128,10 +128,8 @@ def sharing_text(
     if not shares or (min(shares) >= 1 and not is_auto(study)):
         return None
     most = math.floor(1 / min(1, *shares))
-    if most == 1:
-        text = "1 run at a time on each GPU"
-    else:
-        text = f"{most} runs at a time on each GPU"
+    runs = "1 run" if most == 1 else f"{most} runs"
+    text = f"{runs} at a time on each GPU"
     if len(shares) > 1:
         text = f"up to {text}"
     known = [machine for machine in machines() if machine.gpu_bytes]

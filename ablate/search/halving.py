@@ -103,12 +103,12 @@ class SearchPlan:
 
     def studies(self, storage: BaseStorage) -> list[optuna.Study]:
         """Open or create Optuna's study of each budget."""
-        names = (
-            f"{self.name} @ {short_tokens(budget)} tokens"
-            for budget in self.search.budgets
-        )
         objectives = (LOSS if self.search.objective == "loss" else COST, STEP_TIME)
-        return [open_study(storage, name, objectives) for name in names]
+        studies = []
+        for budget in self.search.budgets:
+            name = f"{self.name} @ {short_tokens(budget)} tokens"
+            studies.append(open_study(storage, name, objectives))
+        return studies
 
     def read(self, storage: BaseStorage) -> list[list[FrozenTrial]]:
         """Read the present trials of each budget."""
@@ -116,9 +116,8 @@ class SearchPlan:
 
     def is_done(self, budgets: Sequence[Sequence[FrozenTrial]]) -> bool:
         """Whether nothing is left to run; a search that was given more trials is not done."""
-        is_finished = all(
-            trial.state.is_finished() for trials in budgets for trial in trials
-        )
+        trials = [trial for trials in budgets for trial in trials]
+        is_finished = all(trial.state.is_finished() for trial in trials)
         return is_finished and len(budgets[0]) >= self.num_trials and all(budgets)
 
     def levels(self, name: str) -> dict[str, str]:
@@ -239,9 +238,8 @@ def promoted(trials: Sequence[FrozenTrial], keep: float) -> list[FrozenTrial]:
         order += sorted(front, key=lambda trial: (trial.values, trial.number))
         if index == 0:
             count = max(count, len(front))
-    order += sorted(
-        [trial for trial in trials if 0 < violation(trial) < DIVERGED], key=violation
-    )
+    missed = [trial for trial in trials if 0 < violation(trial) < DIVERGED]
+    order += sorted(missed, key=violation)
     return order[:count]
 
 

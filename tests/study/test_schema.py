@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from ablate.run.config import TrainingConfig
 from ablate.study import shipped_studies
 from ablate.study.schema import json_schema
 
@@ -74,19 +71,3 @@ def test_broken_files_do_not_satisfy_it(validator, case):
     old, new = BROKEN[case]
     assert old in GRID
     assert not validator.is_valid(load(GRID.replace(old, new, 1)))
-
-
-def test_every_field_can_be_a_factor():
-    factors = json_schema()["$defs"]["GridSection"]["properties"]["factors"][
-        "propertyNames"
-    ]["enum"]
-    of_training = {f"training.{field.name}" for field in fields(TrainingConfig)}
-    others = {
-        "backend",
-        "model",
-        "data.paths",
-        "recipe.wgrad.stabiliser",
-        "resources.gpus",
-        "fork.at",
-    }
-    assert of_training | others <= set(factors)
