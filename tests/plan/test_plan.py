@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from ablate.base.errors import Problem, UserError
 from ablate.plan import build_plan
+from ablate.search.recipes import plan_search
 from ablate.study import load_study, shipped_studies
+from tests.plan.conftest import identify
 
 STUDY = """\
 name: ladder
@@ -60,7 +64,7 @@ def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
 def test_data_are_identified_once_and_all_their_faults_reported(study):
     asked = []
 
-    def identify(data):
+    def refuse(data):
         asked.append(data.paths)
         raise UserError(Problem(file=data.paths[0][-1], what="no such file"))
 
@@ -70,9 +74,23 @@ def test_data_are_identified_once_and_all_their_faults_reported(study):
     )
     text = text.replace("base:\n", "base:\n  data: {source: text, paths: [b]}\n")
     with pytest.raises(UserError) as caught:
-        build_plan(study(text), identify)
+        build_plan(study(text), refuse)
     assert len(asked) == 3
     assert str(caught.value) == "b: no such file\nx: no such file\ny: no such file"
+
+
+def test_without_the_data_all_but_the_ids_is_the_same(study):
+    text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [b]}\n")
+    loaded = study(text)
+    full = build_plan(loaded, identify)
+    with pytest.raises(UserError, match="b: no such file"):
+        build_plan(loaded)
+    planned = build_plan(loaded, without_data=True)
+    assert (len(planned.missing), full.missing) == (1, ())
+    assert {run.id for _, run in planned.runs()} == {""}
+    for arm, other in zip(planned.arms, full.arms, strict=True):
+        config = replace(arm.config, data_digest=other.config.data_digest)
+        assert replace(arm, runs=other.runs, config=config) == other
 
 
 @pytest.mark.parametrize("name", shipped_studies())
@@ -80,6 +98,7 @@ def test_the_shipped_studies_can_be_planned(name):
     study = load_study(name)
     assert study.name == name
     if study.search is not None:
+        assert len(plan_search(study).times) == 51
         return
     # of the big ones; tests/plan/test_big_studies.py
     planned = build_plan(study, without_data=True)

@@ -40,10 +40,10 @@ def found(planned, rates=RATES):
         tokens=10,
         runs=("x",),
     )
-    groups = (
-        replace(group, trials=(trial,), chosen={"learning_rate": rates[group.name]})
-        for group in planned.tuning.groups
-    )
+    groups = []
+    for group in planned.tuning.groups:
+        chosen = {"learning_rate": rates[group.name]}
+        groups.append(replace(group, trials=(trial,), chosen=chosen))
     return tuned_plan(planned, replace(planned.tuning, done=True, groups=tuple(groups)))
 
 
@@ -51,31 +51,15 @@ def test_arms_whose_values_changed_run_again_at_them_as_the_study_would_at_that_
     plan,
 ):
     planned = found(plan(STUDY))
-    assert [arm.name for arm in planned.arms] == [
-        "a",
-        "b",
-        "c",
-        "a again",
-        "b tuned",
-        "c tuned",
-    ]
+    names = [arm.name for arm in planned.arms]
+    assert names == ["a", "b", "c", "a again", "b tuned", "c tuned"]
+    assert list(planned.tuning.tuned.values()) == ["a", "b tuned", "c tuned", "a again"]
     tuned = planned.arm("b tuned")
-    assert tuned.config.training == replace(
-        planned.arm("b").config.training, learning_rate=4e-3
-    )
+    untuned = planned.arm("b").config.training
+    assert tuned.config.training == replace(untuned, learning_rate=4e-3)
     assert tuned.differs["training.learning_rate"] == (2e-3, 4e-3)
-    assert planned.tuning.tuned == {
-        "a": "a",
-        "b": "b tuned",
-        "c": "c tuned",
-        "a again": "a again",
-    }
-    own = plan(
-        STUDY.split("tune:", maxsplit=1)[0].replace(
-            "learning_rate: 2.0e-3", "learning_rate: 4.0e-3"
-        )
-    )
-    assert tuned.runs == own.arm("b").runs != planned.arm("b").runs
+    own = STUDY.split("tune:", maxsplit=1)[0].replace("rate: 2.0e-3", "rate: 4.0e-3")
+    assert tuned.runs == plan(own).arm("b").runs != planned.arm("b").runs
     # A tuned baseline takes its second arm along.
     again = found(plan(STUDY), RATES | {"a": 1e-3}).arm("a again tuned")
     assert again.config.training.learning_rate == 1e-3
@@ -130,13 +114,15 @@ def test_what_was_found_is_known_again_of_the_same_search_alone(
     known = known_plan(planned, stored)
     assert known.tuning.done is not bool(stale)
     if stale != "all":  # else the ledgers of the groups go on
-        prints = [
-            {group.name: group.fingerprint for group in one.tuning.groups}
-            for one in (stored.plan(), planned)
-        ]
-        assert {name for name in prints[0] if prints[0][name] != prints[1][name]} == {
-            *stale
+        known_groups = stored.plan().tuning.groups
+        other = {
+            group.name
+            for group, known_group in zip(
+                planned.tuning.groups, known_groups, strict=True
+            )
+            if group.fingerprint != known_group.fingerprint
         }
+        assert other == {*stale}
     if before == after:
         assert plan_to_json(known) == plan_to_json(stored.plan())
 

@@ -1,6 +1,5 @@
 """Two made-up searches, one of each space, whose results look random and are the same every time."""
 
-import hashlib
 import itertools
 import math
 from functools import partial
@@ -50,22 +49,21 @@ def grid_space(first=("named0",), **changes):
 
 def truth(asked):
     results = []
-    for name in (candidate_of(one.trial) for one in asked):
-        kind, values = (
-            seed_of("kind", name) % 9,
-            (seed_of("loss", name) % 1000, seed_of("time", name) % 7),
-        )
+    for trial in asked:
+        name = candidate_of(trial.trial)
+        kind = seed_of("kind", name) % 9
         if kind == 0 and name != "named0":
             results.append(TrialResult(failed="a fault"))
-        else:
-            results.append(
-                TrialResult(values=values, violation=DIVERGED if kind == 1 else None)
-            )
+            continue
+        values = (seed_of("loss", name) % 1000, seed_of("time", name) % 7)
+        violation = DIVERGED if kind == 1 else None
+        results.append(TrialResult(values=values, violation=violation))
     return results
 
 
-def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
-    shared = changes.pop("shared", SHARED)
+def groups(
+    storage, names=tuple(BEST), *, trials=7, prune=True, shared=SHARED, **changes
+):
     tuning = SimpleNamespace(
         **{"fields": RATE, "sampler": "tpe", "seeds": (3,)} | changes
     )
@@ -84,27 +82,20 @@ def groups(storage, names=tuple(BEST), *, trials=7, prune=True, **changes):
 
 def loss(group, rate, tokens):
     """Return a loss with a little noise that depends on nothing but the trial and the tokens."""
-    noise = (
-        hashlib.sha256(f"{group} {rate} {tokens}".encode()).digest()[0] / 256 * 0.004
-    )
-    return (
-        2
-        + 0.1 * math.log2(rate / BEST[group]) ** 2
-        + 3 * math.exp(-tokens / 60)
-        + noise
-    )
+    octaves = math.log2(rate / BEST[group])
+    noise = seed_of(group, rate, tokens) % 256 / 64_000
+    return 2 + 0.1 * octaves**2 + 3 * math.exp(-tokens / 60) + noise
 
 
 def train_all(asked, *, look=True):
     """Train trials, looking after each evaluation whether one is hopeless, or at the end alone."""
     results = []
-    for one in asked:
+    for trial in asked:
+        rate = trial.trial.params["learning_rate"]
         curve = {}
         for tokens in TOKENS:
-            curve[tokens] = loss(
-                one.group.name, one.trial.params["learning_rate"], tokens
-            )
-            if look and one.hopeless_at(curve) is not None:
+            curve[tokens] = loss(trial.group.name, rate, tokens)
+            if look and trial.hopeless_at(curve) is not None:
                 break
         values = (curve[200],) if 200 in curve else None
         results.append(TrialResult(values=values, violation=0.0, curve=curve))
@@ -113,11 +104,13 @@ def train_all(asked, *, look=True):
 
 def facts(trials):
     """Return what a study holds, as JSON would."""
-    return [
-        [t.number, t.params, t.user_attrs, t.state.name, t.values and [*t.values], t.constraints,
-         {str(tokens): value for tokens, value in t.intermediate_values.items()}]
-        for t in trials
-    ]  # fmt: skip
+    found = []
+    for trial in trials:
+        curve = {str(step): loss for step, loss in trial.intermediate_values.items()}
+        values = trial.values and [*trial.values]
+        fact = [trial.number, trial.params, trial.user_attrs, trial.state.name]
+        found.append([*fact, values, trial.constraints, curve])
+    return found
 
 
 def go_grid(storage, wrap=lambda run: run, **changes):

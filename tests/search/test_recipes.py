@@ -63,12 +63,6 @@ def test_the_budgets_differ_in_tokens_alone(planned):
     assert search.levels("tseng") == {}
 
 
-def test_the_shipped_search_can_be_planned():
-    search = plan_search(load_study("tiny-search"))
-    assert search.first == ("bf16", "tseng", "amd-fdw-dht16", "nvidia-nvfp4")
-    assert (len(search.times), search.search.trials) == (51, 24)
-
-
 @pytest.fixture
 def store(tmp_path):
     return StudyStore(tmp_path / "runs" / "s")

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from ablate.data import DataIdentity
 from ablate.plan import build_plan
 from ablate.search.engine import TrialRuns
 from ablate.search.tune import tune_arms
 from ablate.store import StudyStore
 from ablate.study import load_study
+from tests.plan.conftest import identify
 from tests.workflow.fakes import BEST, Executor, loss_of_a_rate
 
 STUDY = """\
@@ -37,7 +37,7 @@ def searching(tmp_path):
     def make(name="storage", **change):
         plan = build_plan(
             replace(study, tune=replace(study.tune, **change)),
-            lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1),
+            identify,
         )
         store = StudyStore(tmp_path / name / "small tune")
         executor = Executor()
