@@ -102,12 +102,10 @@ def open_study(
 
     ``objectives``: what is minimised, as Optuna's pages show it.
     """
-    optuna = quiet_optuna()
-    study: Study = optuna.create_study(
+    study: Study = quiet_optuna().create_study(
         storage=storage,
         study_name=name,
         directions=["minimize"] * len(objectives),
-        sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is sampled here
         load_if_exists=True,
     )
     if study.metric_names != list(objectives):
@@ -247,14 +245,14 @@ def search(groups: Sequence[TrialGroup], at_once: int, run: Run) -> bool:
         for group in groups:
             asked += _ask(group, at_once, round_)
         results = run(asked) if asked else ()
-        hopeless = []
+        ends = []
         for trial, result in zip(asked, results, strict=True):
             hopeless_at = trial.hopeless_at(result.curve)
             if hopeless_at is None and result.values is None and result.failed is None:
                 return False
-            hopeless.append(hopeless_at)
-        for trial, result, hopeless_at in zip(asked, results, hopeless, strict=True):
-            _tell(trial, result, hopeless_at)
+            ends.append((trial, result, hopeless_at))
+        for end in ends:
+            _tell(*end)
     return True
 
 
@@ -293,9 +291,9 @@ def _tell(asked: Asked, result: TrialResult, hopeless_at: int | None) -> None:
     frozen = study.get_trials(deepcopy=False)[number]
     trial = optuna.trial.Trial(study, frozen._trial_id)  # noqa: SLF001  a number has no other way to it
     for tokens, loss in sorted(result.curve.items()):
-        if tokens not in frozen.intermediate_values and (
-            hopeless_at is None or tokens <= hopeless_at
-        ):
+        if hopeless_at is not None and tokens > hopeless_at:
+            break
+        if tokens not in frozen.intermediate_values:
             trial.report(loss, tokens)
     states = optuna.trial.TrialState
     if hopeless_at is not None:
@@ -351,10 +349,10 @@ class TrialRuns:
         """Average the losses of a trial's runs at the token counts at which all of them were evaluated."""
         curves = [losses_of(self.store.run(run_id)) for run_id in asked.run_ids]
         common = set.intersection(*map(set, curves))
-        return {
-            tokens: fmean(curve[tokens] for curve in curves)
-            for tokens in sorted(common)
-        }
+        means = {}
+        for tokens in sorted(common):
+            means[tokens] = fmean(curve[tokens] for curve in curves)
+        return means
 
 
 def losses_of(run: RunDir) -> Losses:

@@ -58,16 +58,18 @@ def find_file(path_or_name: str | Path) -> Path:
         if is_name and path.name in shipped:
             return shipped[path.name]
         if path.name:
-            with_suffix = [path.with_suffix(suffix) for suffix in (".yaml", ".yml")]
-        with_suffix = [file for file in with_suffix if file.is_file()]
+            paths = [path.with_suffix(".yaml"), path.with_suffix(".yml")]
+            with_suffix = [file for file in paths if file.is_file()]
         if is_name and with_suffix:
             return with_suffix[0]
         if path.is_dir():
             raise UserError("a folder, not a study file", file=path)
     except (OSError, ValueError) as error:  # the name is too long, or has a NUL in it
-        raise UserError(
-            f"cannot read the study {str(path_or_name)[:40]!r}: {error}"
-        ) from None
+        message = f"cannot read the study {str(path_or_name)[:40]!r}: {error}"
+        raise UserError(message) from None
+    message = "no such file"
+    if is_name:
+        message += ", and no shipped study of that name"
     if with_suffix:
         hint = f"did you mean '{with_suffix[0]}'?"
     else:
@@ -75,9 +77,6 @@ def find_file(path_or_name: str | Path) -> Path:
             name for name, file in shipped.items() if file.parent.name != "findings"
         ]
         hint = likely(path.stem, starters, f"shipped studies: {', '.join(starters)}")
-    message = "no such file"
-    if is_name:
-        message += ", and no shipped study of that name"
     raise UserError(message, file=path, hint=hint)
 
 
@@ -112,20 +111,15 @@ def study_of(content: bytes, path: Path, settings: tuple[str, ...] = ()) -> Stud
     names |= dict.fromkeys(cell.name for cell, _ in arms.cells)
     baseline = _baseline(arms, names)
     if not ("grid" in source.data or names or faults.any_within("arms")):
-        faults.add(
-            ("arms",),
-            "a study needs at least one arm",
-            "under 'arms', or through a 'grid'",
-        )
+        hint = "under 'arms', or through a 'grid'"
+        faults.add(("arms",), "a study needs at least one arm", hint)
     if file is not None:
         _check_file(file, arms)
-        if file.baseline_again and again_name(baseline) in names:
-            message = f"an arm of the name '{again_name(baseline)}' is there already"
-            faults.add(
-                ("baseline_again",),
-                message,
-                "the baseline's second arm takes that name",
-            )
+        again = again_name(baseline)
+        if file.baseline_again and again in names:
+            message = f"an arm of the name '{again}' is there already"
+            hint = "the baseline's second arm takes that name"
+            faults.add(("baseline_again",), message, hint)
     resolve_forks(arms, names, baseline)
     check_replays(arms, baseline)
     tune = None if file is None else check_tune(file, arms)
@@ -172,53 +166,44 @@ def _with_unit(section: Any, *units: str) -> dict[str, Any]:
 
 
 def _stop_rule(file: StudyFile) -> StopRule | None:
-    if file.stop is None and not isinstance(file.seeds, SeedsSection):
-        return None
+    diverged = None if file.stop is None else file.stop.diverged
     settled = None
-    # a look is taken after each seed from ``at_least`` on
     if isinstance(file.seeds, SeedsSection):
+        # a look is taken after each seed from ``at_least`` on
         looks = tuple(range(file.seeds.at_least, file.seeds.at_most + 1))
         settled = Settled(looks=looks, narrower_than=file.seeds.narrower_than)
-    return StopRule(
-        diverged=None if file.stop is None else file.stop.diverged, settled=settled
-    )
+    if diverged is None and settled is None:
+        return None
+    return StopRule(diverged=diverged, settled=settled)
 
 
 def _check_file(file: StudyFile, arms: Arms) -> None:
     """Check parts of the file against each other."""
     faults = arms.faults
-    if file.target is None and (
-        file.search is not None or isinstance(file.seeds, SeedsSection)
-    ):
-        asking = "search" if file.search is not None else "seeds until settled"
-        faults.add(
-            ("target",),
-            f"{asking} needs a target",
-            "write {val_loss: …} or {perplexity: …}",
-        )
+    asking = None
+    if isinstance(file.seeds, SeedsSection):
+        asking = "seeds until settled"
+    if file.search is not None:
+        asking = "search"
+    if file.target is None and asking is not None:
+        hint = "write {val_loss: …} or {perplexity: …}"
+        faults.add(("target",), f"{asking} needs a target", hint)
     seeds = len(file.every_seed)
     if len(arms.arms) * seeds > MAX_RUNS:
         message = f"{len(arms.arms)} arms × {seeds} seeds are too many runs"
         faults.add(("seeds",), message, f"at most {MAX_RUNS}")
     if file.stop is not None and file.stop.diverged >= seeds:
+        message = f"with {seeds} seeds nothing is left to be stopped then"
         hint = f"at most {seeds - 1}" if seeds > 1 else "add seeds"
-        faults.add(
-            ("stop", "diverged"),
-            f"with {seeds} seeds nothing is left to be stopped then",
-            hint,
-        )
+        faults.add(("stop", "diverged"), message, hint)
     for arm in arms.arms.values():
         if file.keep_weights and arm.trainer is not None:
             message = f"arm '{arm.name}' has a trainer of its own, whose weights ablate cannot know"
             faults.add(("keep_weights",), message, "let that trainer write them")
         if not isinstance(arm.trainer, Command):
             continue
-        words = (*arm.trainer.words, *arm.trainer.env.values())
-        if (
-            arm.trainer.command
-            and file.paired_seeds
-            and not any("{seed}" in word for word in words)
-        ):
+        words = " ".join([*arm.trainer.words, *arm.trainer.env.values()])
+        if arm.trainer.command and file.paired_seeds and "{seed}" not in words:
             hint = "pass it on, or say paired_seeds: false where its runs differ by themselves"
             misfit = Misfit("no {seed} in the command", hint, ("trainer.command",))
             arms.add_fault(arm.parts, misfit)
@@ -233,15 +218,12 @@ def _check_settings(arms: Arms) -> None:
     """Refuse a ``--set`` in the base that changes nothing, because every arm has a value of its own."""
     source = arms.faults.source
     for path, place in source.places.items():
-        if (
-            place.line
-            or path[:1] != ("base",)
-            or isinstance(source.get(*path), dict | list)
-        ):
+        is_value = not isinstance(source.get(*path), dict | list)
+        if place.line or path[:1] != ("base",) or not is_value:
             continue
-        keys = {
-            ".".join(map(str, path[1:length])) for length in range(2, len(path) + 1)
-        }
+        keys = set()
+        for length in range(2, len(path) + 1):
+            keys.add(".".join(map(str, path[1:length])))
         if arms.arms and all(keys & arm.factors.keys() for arm in arms.arms.values()):
             arms.faults.add(path, "changes nothing: every arm has a value of its own")
 

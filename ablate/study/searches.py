@@ -129,9 +129,8 @@ def _num_trials(section: TuneSection, fields: Space, faults: Faults) -> int:
     trials = section.trials or 0
     if trials > combinations:
         message = f"{trials} trials, but only {combinations:.0f} combinations"
-        faults.add(
-            ("tune", "trials"), message, "or sampler: grid, which takes every one once"
-        )
+        hint = "or sampler: grid, which takes every one once"
+        faults.add(("tune", "trials"), message, hint)
     return trials
 
 
@@ -145,14 +144,11 @@ def _values(name: str, values: RangeSection | list[Any], arms: Arms) -> Range | 
         return Range(**vars(values), whole=name in ("warmup_tokens", "decay_tokens"))
     for index, value in enumerate(values):
         if value in values[:index]:
-            faults.add(
-                (*place, index),
-                f"value {faults.source.got((*place, index))} given twice",
-            )
+            got = faults.source.got((*place, index))
+            faults.add((*place, index), f"value {got} given twice")
     if len(values) < 2:
-        faults.add(
-            place, "expected at least two values", "one value belongs in base.training"
-        )
+        message = "expected at least two values"
+        faults.add(place, message, "one value belongs in base.training")
     return Choices(values=tuple(values))
 
 
@@ -168,15 +164,12 @@ def _groups(arms: Arms, section: TuneSection) -> dict[str, tuple[str, ...]]:
                 hint = likely(arm, arms.arms, f"arms: {', '.join(list(arms.arms)[:8])}")
                 faults.add(place, f"no arm '{member}'", hint)
             elif group_of.setdefault(arm, name) != name:
-                faults.add(
-                    place, f"arm '{arm}' is in a group already", f"'{group_of[arm]}'"
-                )
+                message = f"arm '{arm}' is in a group already"
+                faults.add(place, message, f"'{group_of[arm]}'")
     for name in section.groups:
         if name in arms.arms and group_of.get(name) != name:
-            faults.add(
-                ("tune", "groups", name, KEY),
-                f"an arm that is not in it is called '{name}', too",
-            )
+            message = f"an arm that is not in it is called '{name}', too"
+            faults.add(("tune", "groups", name, KEY), message)
     groups: dict[str, tuple[str, ...]] = {}
     for arm in arms.arms:
         name = group_of.get(arm, arm)
@@ -213,12 +206,8 @@ def _check_budget(section: TuneSection, arms: Arms) -> None:
     for arm in arms.arms.values():
         if section.tokens > arm.training.tokens:
             message = f"{section.tokens} tokens a trial exceed the {arm.training.tokens} of a run"
-            arms.faults.add(
-                ("tune", "tokens"),
-                message,
-                "trials are shorter than runs",
-                arm=arm.name,
-            )
+            hint = "trials are shorter than runs"
+            arms.faults.add(("tune", "tokens"), message, hint, arm=arm.name)
             return
     for end in (min, max):
         trial = [Part(("tune", "tokens"), ("training", "tokens"))]
@@ -255,11 +244,8 @@ def check_search(file: StudyFile | None, arms: Arms) -> Search | None:
         for section in source.mapping("arms", name):  # resources change no result
             if section in SECTIONS and section not in ("recipe", "resources"):
                 message = f"a search compares recipes: '{name}' must not set {section}"
-                faults.add(
-                    ("arms", name, section, KEY),
-                    message,
-                    "set it in base, for all of them",
-                )
+                hint = "set it in base, for all of them"
+                faults.add(("arms", name, section, KEY), message, hint)
     for factor in source.mapping("grid", "factors"):
         if factor.split(".")[0] != "recipe":
             message = f"a search compares recipes: '{factor}' is no part of one"

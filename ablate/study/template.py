@@ -133,14 +133,12 @@ def model_section(word: str, *, on_gpu: bool = False) -> dict[str, Any]:
         return dict(_ON_GPU if on_gpu else _SMALL)
     if word in PRESETS:
         return {"preset": word}
-    forms = f"expected {BUILT_IN}, hf:FOLDER, function:FILE.py:NAME, or a preset: {', '.join(PRESETS)}"
     if kind == "function" or word.endswith(".py"):
-        raise UserError(
-            f"'{word}' names no function", hint="expected function:path/to/file.py:NAME"
-        )
-    raise UserError(
-        f"no model '{word}'", hint=likely(word, (*PRESETS, BUILT_IN), forms)
-    )
+        hint = "expected function:path/to/file.py:NAME"
+        raise UserError(f"'{word}' names no function", hint=hint)
+    forms = f"expected {BUILT_IN}, hf:FOLDER, function:FILE.py:NAME, or a preset: {', '.join(PRESETS)}"
+    hint = likely(word, (*PRESETS, BUILT_IN), forms)
+    raise UserError(f"no model '{word}'", hint=hint)
 
 
 def arms_of(word: str | None) -> dict[str, str]:
@@ -150,25 +148,22 @@ def arms_of(word: str | None) -> dict[str, str]:
         UserError: the word is none of ``ARMS``.
     """
     if word not in (None, *ARMS):
-        raise UserError(
-            f"no arms '{word}'",
-            hint=likely(word, ARMS, f"expected {one_of(list(ARMS))}"),
-        )
-    lines = {"ladder": _LADDER, "published": _PUBLISHED}.get(
-        word or "", ""
-    ).splitlines()
-    return {line.partition(":")[0].strip(): line for line in lines}
+        hint = likely(word, ARMS, f"expected {one_of(list(ARMS))}")
+        raise UserError(f"no arms '{word}'", hint=hint)
+    text = {"ladder": _LADDER, "published": _PUBLISHED}.get(word or "", "")
+    return {line.partition(":")[0].strip(): line for line in text.splitlines()}
 
 
 def starter_text(starter: Starter) -> str:
     """Return the text of the study file, with a comment for each line that asks for a decision."""
-    arms = []
+    text = ""
     for name, line in arms_of(starter.arms).items():
-        reason = starter.left_out.get(name)
-        arms.append(
-            line if reason is None else _comment(f"{name} is left out: {reason}", "  ")
-        )
-    text = "".join(f"{line}\n" for line in arms)
+        if name in starter.left_out:
+            reason = starter.left_out[name]
+            text += _comment(f"{name} is left out: {reason}", "  ")
+        else:
+            text += line
+        text += "\n"
     if starter.arms == "grid":
         text += _GRID
     resources = ""
@@ -199,15 +194,13 @@ def study_text(
     arms: Mapping[str, Any],
 ) -> str:
     """Return the text of a study: a comment, the keys before ``base``, its sections, and the arms."""
-    written = {name: written_short(section) for name, section in base.items()}
-    sections = {
-        name: section
-        for name, section in written.items()
-        if section not in (None, "auto", {})
-    }
-    return (
-        f"# {comment}\n{yaml_text({**head, 'base': sections, 'arms': arms}, width=100)}"
-    )
+    sections = {}
+    for name, section in base.items():
+        written = written_short(section)
+        if written not in (None, "auto", {}):
+            sections[name] = written
+    content = {**head, "base": sections, "arms": arms}
+    return f"# {comment}\n{yaml_text(content, width=100)}"
 
 
 def yaml_text(value: Any, *, width: int) -> str:
@@ -224,9 +217,8 @@ def yaml_text(value: Any, *, width: int) -> str:
 
 
 def _comment(text: str, indent: str) -> str:
-    return textwrap.indent(
-        "\n".join(textwrap.wrap(text, 98 - len(indent))), f"{indent}# "
-    )
+    lines = textwrap.wrap(text, 98 - len(indent))
+    return textwrap.indent("\n".join(lines), f"{indent}# ")
 
 
 def _flow(value: Any) -> str:

@@ -30,7 +30,7 @@ arms:
 H200 = Machine(cores=16, gpus=1, gpu_name="NVIDIA H200", gpu_bytes=141 * 10**9)
 NO_GPU = Machine(cores=16)
 SMALL = replace(H200, gpu_bytes=3 * 10**9)
-EIGHT = "8 runs at a time on each GPU, 1.5 of 141 GB each (NVIDIA H200)"
+EIGHT = "8 runs at a time on each GPU, 1.1 of 141 GB each (NVIDIA H200)"
 ONE = "1 run at a time on each GPU"
 
 # what the base says of the resources, and more of it; the machines; the share of each run, and what is said
@@ -43,11 +43,11 @@ CASES = [
     ("gpus: auto", "", [replace(H200, gpus=8)], 0.5, "2 runs at a time"),
     ("gpus: auto", "", [replace(H200, cores=4, gpus=8)], 1, ONE),
     # by memory: two contexts and little more
-    ("gpus: auto", "", [SMALL], 0.5, "2 runs at a time on each GPU, 1.5 of 3 GB each"),
+    ("gpus: auto", "", [SMALL], 0.5, "2 runs at a time on each GPU, 1.1 of 3 GB each"),
     ("gpus: auto", "", [replace(H200, gpu_bytes=10**8)], 1, ONE),
     ("gpus: auto", "", [replace(H200, gpu_name="unheard of", gpu_bytes=0)], 1, ONE),
     # a share suits every machine
-    ("gpus: auto", "", [H200, SMALL], 0.5, "2 runs at a time on each GPU, 1.5 of 3 GB"),
+    ("gpus: auto", "", [H200, SMALL], 0.5, "2 runs at a time on each GPU, 1.1 of 3 GB"),
     ("gpus: auto", "  model: {preset: llama2-7b}\n", [H200], 1, f"{ONE}, "),
     # runs on several devices, and what is not modelled
     ("gpus: auto, devices_per_run: 2", "", [H200], 1, None),
@@ -57,7 +57,7 @@ CASES = [
     # numbers in the file stay
     ("gpus: 0", "", [H200], 0, None),
     ("gpus: 2", "", [H200], 2, None),
-    ("gpus: 0.25", "", [H200], 0.25, "4 runs at a time on each GPU, 1.5 of 141 GB"),
+    ("gpus: 0.25", "", [H200], 0.25, "4 runs at a time on each GPU, 1.1 of 141 GB"),
     ("gpus: 0.25", "", [NO_GPU], 0.25, "4 runs at a time on each GPU"),
 ]
 
