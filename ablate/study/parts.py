@@ -15,39 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from ablate.base.user_functions import is_file
-from ablate.recipes import GEMMS, SHORT_RECIPES, AnyRecipe
+from ablate.recipes import GEMMS, SHORT_RECIPES
 from ablate.run.architecture import PRESETS
 from ablate.run.command import Command
-from ablate.run.config import (
-    BackendName,
-    DataConfig,
-    ModelConfig,
-    ResourcesConfig,
-    TrainingConfig,
-)
+from ablate.run.config import DataConfig, ModelConfig
 from ablate.store.plan_file import ForkPoint
-from ablate.study.sections import BaseSection, ForkSection, ModelSection, Trainer
+from ablate.study.sections import BaseSection, ForkSection, type_of
 from ablate.study.source import KEY, follow
 
 if TYPE_CHECKING:
+    from ablate.run.config import TrainingConfig
     from ablate.study.faults import Faults
     from ablate.study.source import Path, Source
-
-_TYPES: dict[str, Any] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "training": TrainingConfig,
-    "recipe": AnyRecipe,
-    "backend": BackendName,
-    "resources": ResourcesConfig,
-    "trainer": Trainer | None,
-    "code": str | None,
-    "fork": ForkSection | None,
-}
-
-
-_DEFAULTS = {"backend": "auto", "trainer": None, "code": None, "fork": None}
-"""Sections that are no empty mapping where the file says nothing."""
 
 
 class Part(NamedTuple):
@@ -235,14 +214,14 @@ class Sections:
 
     def _build(self, section: str, parts: tuple[Part, ...]) -> Built:
         source = self._faults.source
-        merged: Any = None if parts else _DEFAULTS.get(section, {})
+        merged: Any = None if parts else getattr(BaseSection(), section)
         for part in parts:
             value, replaces = _value_of(source, part)
             merged = value if replaces else _merge(merged, value)
         written = merged if isinstance(merged, dict) else {}
-        # of a known one the fields are there
-        is_unknown = section == "model" and "preset" in written
-        kind = ModelSection if is_unknown else _TYPES[section]
+        kind = type_of(section)
+        if section == "model" and "preset" not in written:
+            kind = ModelConfig  # in place of a known preset there are its fields
         try:
             value = _adapter(kind).validate_python(merged)
         except ValidationError as error:

@@ -6,8 +6,9 @@ once for each arm, after what it inherits. What depends on several sections is c
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -205,7 +206,7 @@ Trainer = Annotated[
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
 
-    model: Unchecked[ModelSection] = Field(default_factory=ModelSection)
+    model: Unchecked[ModelSection] = Field(default_factory=ModelConfig)
     data: Unchecked[DataConfig] = Field(default_factory=DataConfig)
     training: Unchecked[TrainingConfig] = Field(default_factory=TrainingConfig)
     recipe: Unchecked[AnyRecipe] = key(
@@ -231,6 +232,13 @@ class BaseSection:
 
 
 SECTIONS = tuple(BaseSection.__dataclass_fields__)
+
+
+@cache
+def type_of(section: str) -> Any:
+    """Return the type that a section of an arm is validated as."""
+    hints = get_type_hints(BaseSection, include_extras=True)
+    return hints[section].__metadata__[-1].json_schema_input_type
 
 
 @dataclass(frozen=True, kw_only=True, config=_CLOSED)
