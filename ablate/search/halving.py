@@ -181,8 +181,8 @@ def short_tokens(tokens: int) -> str:
     return str(tokens)
 
 
-def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
-    """Start or resume a search; return whether it is done."""
+def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> None:
+    """Start or resume a search. ``run`` raises where a trial has no result."""
     num_trials = grid.num_trials
     better = grid.first
     for budget, study in zip(grid.search.budgets, grid.studies(storage), strict=True):
@@ -203,12 +203,10 @@ def search_grid(grid: SearchPlan, storage: BaseStorage, run: Run) -> bool:
             arms=arms,
             num_trials=num_trials,
         )
-        if not search([group], grid.search.at_once, run):
-            return False
+        search([group], grid.search.at_once, run)
         # The baseline is run at every budget.
         chosen = promoted(study.get_trials(), grid.search.keep)
         better = (grid.baseline, *map(candidate_of, chosen))
-    return True
 
 
 def candidate_of(trial: FrozenTrial) -> str:

@@ -92,21 +92,17 @@ def plan_search(study: Study, machines: Machines = this_machine) -> SearchPlan:
         raise UserError(
             study.source.problem(("search", "trials"), message, "these are tried first")
         )
-    timed_plans = tuple(
-        replace(
-            plan,
-            arms=tuple(arm for arm in plan.arms if arm.name in times),
-            dropped=dropped,
-        )
-        for plan in plans
-    )
+    timed_plans = []
+    for plan in plans:
+        timed = tuple(arm for arm in plan.arms if arm.name in times)
+        timed_plans.append(replace(plan, arms=timed, dropped=dropped))
     return SearchPlan(
         name=study.name,
         search=search,
         cells=cells,
         first=first,
         study=study,
-        plans=timed_plans,
+        plans=tuple(timed_plans),
         times=times,
     )
 

@@ -15,19 +15,11 @@ arms:
 """
 
 
-def test_the_plan_knows_a_users_model(plan, tmp_path):
+def test_a_users_model_changes_the_id_by_its_code(plan, tmp_path):
     arm = plan(STUDY).arm("b")
-    assert [layer.name for layer in arm.layers] == [
-        "blocks.0",
-        "blocks.1",
-        "blocks.2",
-        "head",
-    ]
-    assert arm.size.parameters == 256 * 64 + 3 * (64 * 64 + 64) + 64 * 256 + 256
     assert arm.config.model.function == f"{tmp_path}/my_model.py:build"
-    before = arm.runs[0].id
     (tmp_path / "my_model.py").write_text(MODEL + "\n# changed\n")
-    assert plan(STUDY).arm("b").runs[0].id != before
+    assert plan(STUDY).arm("b").runs != arm.runs
 
 
 def test_a_trainer_changes_the_id_by_its_code(plan, tmp_path):
@@ -38,12 +30,11 @@ def test_a_trainer_changes_the_id_by_its_code(plan, tmp_path):
     assert planned.arm("a").runs[0].id != planned.arm("b").runs[0].id
 
 
-def test_what_is_allowed_is_in_the_plan_and_changes_no_id(plan):
-    some, every = (
-        plan(
-            STUDY.replace("my_model.py:build}", f"hidden.py:build, allow: {allow}}}")
-        ).arm("b")
-        for allow in ("['*.in_proj_weight', '*.out_proj']", "['*']")
-    )
-    assert (some.coverage.count("fprop"), len(some.coverage.out_of_reach)) == (6, 6)
-    assert every.runs == some.runs
+def test_what_is_allowed_changes_no_id(plan):
+    runs = []
+    for allow in ("['*.in_proj_weight', '*.out_proj']", "['*']"):
+        allowing = STUDY.replace(
+            "my_model.py:build}", f"hidden.py:build, allow: {allow}}}"
+        )
+        runs.append(plan(allowing).arm("b").runs)
+    assert runs[0] == runs[1]

@@ -1,12 +1,9 @@
-from dataclasses import replace
-
 import pytest
 
 from ablate.base.errors import Problem, UserError
 from ablate.plan import build_plan
 from ablate.search.recipes import plan_search
 from ablate.study import load_study, shipped_studies
-from tests.plan.conftest import identify
 
 STUDY = """\
 name: ladder
@@ -28,6 +25,10 @@ grid:
 """
 
 
+def ids_of(planned):
+    return {run.id for _, run in planned.runs()}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -46,8 +47,7 @@ def test_what_cannot_change_a_result_changes_no_id(plan, old, new):
     text = STUDY.replace(old, new, 1)
     text = text if "  bf16:\n" in text else text.replace("grid:", "  bf16:\ngrid:")
     assert text != STUDY
-    ids = [{run.id for _, run in plan(one).runs()} for one in (STUDY, text)]
-    assert ids[0] == ids[1]
+    assert ids_of(plan(STUDY)) == ids_of(plan(text))
 
 
 def test_ids_do_not_depend_on_where_the_study_and_its_data_lie(plan):
@@ -68,29 +68,14 @@ def test_data_are_identified_once_and_all_their_faults_reported(study):
         asked.append(data.paths)
         raise UserError(Problem(file=data.paths[0][-1], what="no such file"))
 
-    text = (
-        STUDY.split("grid:", maxsplit=1)[0]
-        + "  x: {data: {source: text, paths: [x]}}\n  y: {data: {source: text, paths: [y]}}\n"
-    )
+    text = STUDY.split("grid:", maxsplit=1)[0]
+    for name in "xy":
+        text += f"  {name}: {{data: {{source: text, paths: [{name}]}}}}\n"
     text = text.replace("base:\n", "base:\n  data: {source: text, paths: [b]}\n")
     with pytest.raises(UserError) as caught:
         build_plan(study(text), refuse)
     assert len(asked) == 3
     assert str(caught.value) == "b: no such file\nx: no such file\ny: no such file"
-
-
-def test_without_the_data_all_but_the_ids_is_the_same(study):
-    text = STUDY.replace("base:\n", "base:\n  data: {source: text, paths: [b]}\n")
-    loaded = study(text)
-    full = build_plan(loaded, identify)
-    with pytest.raises(UserError, match="b: no such file"):
-        build_plan(loaded)
-    planned = build_plan(loaded, without_data=True)
-    assert (len(planned.missing), full.missing) == (1, ())
-    assert {run.id for _, run in planned.runs()} == {""}
-    for arm, other in zip(planned.arms, full.arms, strict=True):
-        config = replace(arm.config, data_digest=other.config.data_digest)
-        assert replace(arm, runs=other.runs, config=config) == other
 
 
 @pytest.mark.parametrize("name", shipped_studies())

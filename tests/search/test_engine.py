@@ -61,20 +61,15 @@ def test_a_search_that_ends_before_a_write_to_its_storage_loses_nothing(
     assert go(storage) == whole[go]
 
 
-def test_a_round_is_of_its_size_and_runs_all_groups_together(tmp_path):
+def test_a_round_is_of_its_size_and_runs_all_groups_together():
     sizes = []
 
     def run(asked):
         sizes.append(len(asked))
         return train_all(asked)
 
-    assert search(groups(open_storage(tmp_path)), 3, run)
+    assert search(groups(in_memory()), 3, run)
     assert sizes == [6, 6, 2]
-    # It can be watched from another process.
-    assert set(optuna.get_all_study_names(open_storage(tmp_path))) == {
-        "baseline",
-        "fp4",
-    }
 
 
 def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
@@ -84,36 +79,32 @@ def test_pruning_does_not_depend_on_when_the_runner_looks(whole):
 
 
 def test_more_trials_go_on_from_those_that_are_there():
-    storage, asked = in_memory(), []
+    asked = []
+
+    def noting(run):
+        return lambda batch: asked.extend(batch) or run(batch)
+
+    storage = in_memory()
     go_rates(storage)
-    grown = go_rates(
-        storage, lambda run: lambda batch: asked.extend(batch) or run(batch), trials=10
-    )
-    assert grown == go_rates(in_memory(), trials=10)
+    assert go_rates(storage, noting, trials=10) == go_rates(in_memory(), trials=10)
     assert len(asked) == 6
     storage = in_memory()
     go_grid(storage, trials=14)  # TPE picks half of its last round
-    grown, whole = go_grid(storage, trials=20), go_grid(in_memory(), trials=20)
+    grown = go_grid(storage, trials=20)
+    whole = go_grid(in_memory(), trials=20)
     assert grown[0] == whole[0]
-    again, expected = (
-        [trial[2]["candidate"] for trial in found[1]] for found in (grown, whole)
-    )
-    assert len(set(again)) == len(again)
-    assert set(again) >= set(expected)
+    names = [trial[2]["candidate"] for trial in grown[1]]
+    assert len(set(names)) == len(names)
+    assert {*names} >= {trial[2]["candidate"] for trial in whole[1]}
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_not_finite_is_no_result(value):
-    storage = in_memory()
+    tuned = groups(in_memory())
     with pytest.raises(ValueError, match="not finite"):
-        search(
-            groups(storage),
-            2,
-            lambda asked: [TrialResult(values=(value,)) for _ in asked],
-        )
-    assert {
-        t.state.name for group in groups(storage) for t in group.study.get_trials()
-    } == {"RUNNING"}
+        search(tuned, 2, lambda asked: [TrialResult(values=(value,))] * len(asked))
+    for group in tuned:
+        assert {trial.state.name for trial in group.study.get_trials()} == {"RUNNING"}
 
 
 @BOTH

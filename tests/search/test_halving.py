@@ -11,12 +11,13 @@ def trials_of(*values):
     """Return trials of (loss, step time) or (loss, step time, violation); None: failed."""
     made = []
     for number, value in enumerate(values):
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
-        missed = {VIOLATION: value[2]} if value and len(value) == 3 else {}
-        made.append(
-            create_trial(state=state, values=value and value[:2], constraints=missed)
-        )
-        made[-1].number = number
+        if value is None:
+            trial = create_trial(state=TrialState.FAIL)
+        else:
+            constraints = {VIOLATION: value[2]} if len(value) == 3 else {}
+            trial = create_trial(values=value[:2], constraints=constraints)
+        trial.number = number
+        made.append(trial)
     return made
 
 
