@@ -141,12 +141,11 @@ class Arms:
             if cell.excluded:
                 self.dropped.append(DroppedCell(name=cell.name, reason=cell.excluded))
             else:
-                levels = [
-                    Part(level.place, tuple(level.factor.split(".")))
-                    for level in cell.levels
-                ]
                 # a section before its fields
-                levels.sort(key=lambda part: len(part.sets))
+                levels = sorted(
+                    (level.part for level in cell.levels),
+                    key=lambda part: len(part.sets),
+                )
                 parts = inherited.under(*levels)
                 arm = self._add(replace(parts, arm=cell.name, is_cell=True))
             self.cells.append((cell, arm))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ablate.base.errors import likely, safe_text
 from ablate.study.faults import children, type_at
+from ablate.study.parts import Part
 from ablate.study.sections import SECTIONS, BaseSection
 from ablate.study.source import KEY, Path, show_path
 
@@ -27,10 +28,10 @@ _FACTORS = ("grid", "factors")
 
 
 class Level(NamedTuple):
-    """One value of one factor: its place in the file, and its part of the arm's name."""
+    """One value of one factor: what it sets in an arm, and its part of the arm's name."""
 
     factor: str
-    place: Path
+    part: Part
     label: str
 
 
@@ -90,10 +91,12 @@ def _factors(faults: Faults, sections: Sections) -> Factors:
             continue
         levels = []
         for key in source.entries(*place):
-            value = (*place, key)
-            sections.check_value(value, path)
-            label = key if isinstance(key, str) else _label(factor, value, source)
-            levels.append(Level(factor, value, label))
+            part = Part((*place, key), path)
+            sections.check(part)
+            label = key
+            if not isinstance(key, str):
+                label = _label(factor, part.written_at, source)
+            levels.append(Level(factor, part, label))
         if levels:
             factors[factor] = levels
         else:
@@ -179,7 +182,7 @@ def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
                 continue
             wanted[name] = []
             for level in factors[name]:
-                if value in (level.label, source.get(*level.place)):
+                if value in (level.label, source.get(*level.part.written_at)):
                     wanted[name].append(level)
             if not wanted[name]:
                 labels = ", ".join(level.label for level in factors[name][:10])

@@ -58,12 +58,6 @@ class Parts:
         """Lay another group over these."""
         return replace(self, groups=(*self.groups, group))
 
-    def of_section(self, section: str) -> tuple[Part, ...]:
-        """Return the parts that set something in a section, the uppermost last."""
-        return tuple(
-            part for group in self.groups for part in group if part.sets[0] == section
-        )
-
 
 def locate(source: Source, parts: Parts, *fields: str) -> Path | None:
     """Find where the file writes one of an arm's ``fields`` (dotted paths); None if it writes none.
@@ -206,11 +200,14 @@ class Sections:
 
     def build(self, section: str, parts: Parts) -> Built:
         """Merge and validate an arm's section; its faults are added to those of the file."""
-        return self._built(section, parts.of_section(section))
+        of_section = tuple(
+            part for group in parts.groups for part in group if part.sets[0] == section
+        )
+        return self._built(section, of_section)
 
-    def check_value(self, place: Path, sets: tuple[str, ...]) -> None:
-        """Check the file's value at ``place`` as the value of an arm at the path ``sets``."""
-        self._built(sets[0], (Part(place, sets),))
+    def check(self, part: Part) -> None:
+        """Check a value of the file as that of an arm."""
+        self._built(part.sets[0], (part,))
 
     def _build(self, section: str, parts: tuple[Part, ...]) -> Built:
         source = self._faults.source

@@ -139,7 +139,7 @@ def _values(name: str, values: RangeSection | list[Any], arms: Arms) -> Range | 
     place: Path = ("tune", "fields", name)
     keys = ("low", "high") if isinstance(values, RangeSection) else range(len(values))
     for key in keys:
-        arms.sections.check_value((*place, key), ("training", name))
+        arms.sections.check(Part((*place, key), ("training", name)))
     if isinstance(values, RangeSection):
         return Range(**vars(values), whole=name in ("warmup_tokens", "decay_tokens"))
     for index, value in enumerate(values):
