@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import Problem, UserError, likely
+from ablate.base.errors import UserError, likely
 from ablate.base.user_functions import code_digest
 from ablate.recipes import describe_layer
 from ablate.recipes.coverage import coverage_faults
@@ -121,13 +121,13 @@ class OwnCode:
     def _refuse(
         self, arm: ResolvedArm, part: str, faults: Iterable[tuple[str, str | None]]
     ) -> None:
-        problems = [
-            Problem(what=f"{message}; arm '{arm.name}'", hint=hint)
-            for message, hint in faults
-        ]
+        place = self._study.where(arm, part)
+        problems = []
+        for message, hint in faults:
+            text = f"{message}; arm '{arm.name}'"
+            problems.append(self._study.source.problem(place, text, hint))
         if problems:
-            with self._at(arm, part):
-                raise UserError(*problems)
+            raise UserError(*problems)
 
     @contextmanager
     def _at(self, arm: ResolvedArm, part: str) -> Iterator[None]:

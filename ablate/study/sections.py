@@ -206,7 +206,8 @@ Trainer = Annotated[
 class BaseSection:
     """What every arm starts from. Any field of it can be a factor of the grid."""
 
-    model: Unchecked[ModelSection] = Field(default_factory=ModelConfig)
+    # Of a known preset a run has the fields, of an unknown one there is a fault.
+    model: Unchecked[ModelSection] = Field(default_factory=ModelConfig)  # type: ignore[assignment]
     data: Unchecked[DataConfig] = Field(default_factory=DataConfig)
     training: Unchecked[TrainingConfig] = Field(default_factory=TrainingConfig)
     recipe: Unchecked[AnyRecipe] = key(
