@@ -85,57 +85,46 @@ def test_ids_do_not_depend_on_the_share(study):
     assert len(ids) == 1
 
 
+@pytest.mark.parametrize("tokens_per_sec", [10.0, 1e9])
 def test_runs_side_by_side_take_their_share_of_the_time_but_compute_no_faster_than_the_gpu(
-    study,
+    study, tokens_per_sec
 ):
-    def wall(tokens_per_sec):
-        plan = build_plan(study(STUDY), identify, machines=lambda: [H200])
-        speeds = {arm.name: tokens_per_sec for arm in plan.arms}
-        costs = estimate(
-            plan, StudyProgress(states={}, tokens_per_sec=speeds), cores=16
-        )
-        work = (
-            costs.run_seconds["a"] * tokens_per_sec * plan.arm("a").size.flops_per_token
-        )
-        return plan, costs.run_seconds["a"], work, costs.wall_seconds - START_SEC
-
-    _, seconds, _, slow = wall(10.0)
-    assert slow == pytest.approx(8 * seconds / 8)
-    _, seconds, work, fast = wall(1e9)
-    assert fast == pytest.approx(8 * work / FLOPS_PER_GPU)
-    assert fast > seconds
+    plan = build_plan(study(STUDY), identify, machines=lambda: [H200])
+    speeds = dict.fromkeys("ab", tokens_per_sec)
+    progress = StudyProgress(states={}, tokens_per_sec=speeds)
+    costs = estimate(plan, progress, cores=16)
+    seconds = costs.run_seconds["a"]
+    work = seconds * tokens_per_sec * plan.arm("a").size.flops_per_token
+    expected = max(8 * seconds / 8, 8 * work / FLOPS_PER_GPU)
+    assert costs.wall_seconds - START_SEC == pytest.approx(expected)
 
 
 @pytest.fixture
-def torch_with(monkeypatch):
-    """Let this machine have a driver, and a torch that sees these GPUs."""
+def machine(monkeypatch):
+    """Describe a machine with this driver and a torch that sees these GPUs; None: an import of it fails."""
 
-    def make(*gpus):
-        cuda = SimpleNamespace(
-            is_available=lambda: bool(gpus), device_count=lambda: len(gpus),
-            get_device_properties=lambda index: gpus[index],
-        )  # fmt: skip
-        monkeypatch.setattr(shares, "_DRIVERS", ("/dev/null",))
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    def make(driver, torch):
+        monkeypatch.setattr(shares, "_DRIVERS", (driver,))
+        monkeypatch.setitem(sys.modules, "torch", torch)
         this_machine.cache_clear()
-        return this_machine()
+        (machine,) = this_machine()
+        return machine.gpus, machine.gpu_name, machine.gpu_bytes
 
     yield make
     this_machine.cache_clear()
 
 
-def test_this_machine_is_asked_by_torch_where_it_has_a_driver(torch_with):
+def test_this_machine_is_asked_by_torch_where_it_has_a_driver(machine):
     small = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", total_memory=40)
     large = SimpleNamespace(name="NVIDIA H200", total_memory=141)
-    (described,) = torch_with(large, small)
-    assert described == Machine(
-        cores=described.cores, gpus=2, gpu_name=small.name, gpu_bytes=40
-    )
-    assert torch_with()[0].gpus == 0
-
-
-def test_without_a_driver_torch_is_not_loaded(monkeypatch):
-    monkeypatch.setattr(shares, "_DRIVERS", ("/dev/no-driver",))
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
-    this_machine.cache_clear()
-    assert this_machine()[0].gpus == 0
+    for gpus, expected in (
+        ([large, small], (2, small.name, 40)),
+        ([], (0, "", 0)),
+    ):
+        cuda = SimpleNamespace(
+            is_available=lambda gpus=gpus: bool(gpus),
+            device_count=gpus.__len__,
+            get_device_properties=gpus.__getitem__,
+        )
+        assert machine("/dev/null", SimpleNamespace(cuda=cuda)) == expected
+    assert machine("/dev/no-driver", None) == (0, "", 0)
