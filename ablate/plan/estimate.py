@@ -138,7 +138,7 @@ def _scaled(
     plan: Plan, modelled: dict[str, float], measured: dict[str, float]
 ) -> dict[str, float]:
     """Scale modelled times by the model's error on measured arms; without times that nothing tells."""
-    scaled = {}
+    scaled: dict[str, float] = {}
     for has_size in (True, False):
         names = [arm.name for arm in plan.arms if (arm.size is not None) == has_size]
         ratios = [measured[name] / modelled[name] for name in names if name in measured]

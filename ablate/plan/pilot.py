@@ -186,9 +186,9 @@ def _reached(
     """Count as the report does when the runs reach a loss; None if one of them does not."""
     origin, end_of_all = _counted(base)
     rule = "confirmed" if plan.target is None else plan.target.crossing
-    spans = ()
-    if not base.config.recipe.later:
-        spans = steady_spans(asdict(base.config.training))
+    spans = steady_spans(asdict(base.config.training))
+    if base.config.recipe.later:
+        spans = ()
     tokens: dict[int, float] = {}
     for run in runs:
         (outcome,) = outcomes(
