@@ -158,7 +158,10 @@ class Faults:
             elif kind == "literal_error":
                 if fault["loc"][-1:] == ("[key]",):
                     place = (*place, KEY)
-                self._add_word(place, path[-1], _words(context))
+                words = context.get("words") or [
+                    word.strip("'") for word in re.split(", | or ", context["expected"])
+                ]
+                self._add_word(place, path[-1], words)
             elif kind == "dataclass_type" and place == ("target",):
                 self._add_target(place)
             else:
@@ -210,14 +213,6 @@ class Faults:
             pairs[3:] = ["…"] * (len(pairs) > 3)
             hint = f"write {{{', '.join(pairs)}}}"
         self.add(place, f"expected {expected}, got {self.source.got(place)}", hint)
-
-
-def _words(context: dict[str, Any]) -> list[str]:
-    """Return the words that a literal's error names."""
-    words: list[str] = context.get("words") or [
-        word.strip("'") for word in re.split(", | or ", context["expected"])
-    ]
-    return words
 
 
 def _space(text: str) -> str | None:

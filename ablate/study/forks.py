@@ -43,7 +43,10 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
     forks = {}
     for name, arm in written.items():
         if arm.fork is not None:
-            forks[name] = _in_steps(arm, arm.fork, arms)
+            step = plan_steps(arm.training).tokens_per_step
+            tokens = max(1, round(arm.fork.tokens / step)) * step
+            parent_name = arms.folded.get(arm.fork.arm, arm.fork.arm)
+            forks[name] = ForkPoint(arm=parent_name, tokens=tokens)
     for name, fork in forks.items():
         arm = written[name]
         parent = written.get(fork.arm)
@@ -67,12 +70,6 @@ def resolve_forks(arms: Arms, names: Collection[str], baseline: str) -> None:
             hint = "costs count from one place: fork both from one arm after as many tokens"
             misfit = Misfit(message, hint, ("fork.from", "fork"))
             arms.add_fault(arm.parts, misfit)
-
-
-def _in_steps(arm: ResolvedArm, fork: ForkPoint, arms: Arms) -> ForkPoint:
-    step = plan_steps(arm.training).tokens_per_step
-    tokens = max(1, round(fork.tokens / step)) * step
-    return ForkPoint(arm=arms.folded.get(fork.arm, fork.arm), tokens=tokens)
 
 
 def _have_one_start(arm: ResolvedArm, base: ResolvedArm) -> bool:
