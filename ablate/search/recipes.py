@@ -212,10 +212,9 @@ def check_same(planned: SearchPlan, store: StudyStore) -> None:
     settings = asdict(planned.search)
     for key in ("trials", "keep", "cells"):
         del settings[key]
-    recipes = {
-        arm.name: [plan.arm(arm.name).runs[0].id for plan in planned.plans]
-        for arm in planned.plans[0].arms
-    }
+    recipes = {}
+    for name in planned.cells:
+        recipes[name] = [plan.arm(name).runs[0].id for plan in planned.plans]
     content = {
         "format": _FORMAT,
         **settings,

@@ -108,12 +108,10 @@ def tune_arms(plan: Plan, tuning: Tune, runs: TrialRuns) -> tuple[Tune, set[str]
         )
 
     def run(asked: Sequence[Asked]) -> list[TrialResult]:
-        every_arm = [
-            arm
-            for group in groups
-            for trial in group.study.get_trials()
-            for arm in group.arms(trial)
-        ]
+        every_arm: list[PlannedArm] = []
+        for group in groups:
+            for trial in group.study.get_trials():
+                every_arm += group.arms(trial)
         runs.train(asked, trials_plan(plan, tuning, every_arm))
         return [_result(runs, trial) for trial in asked]
 

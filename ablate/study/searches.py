@@ -75,10 +75,9 @@ def check_tune(file: StudyFile, arms: Arms) -> Tune | None:
     members_of = _groups(arms, section)
     if faults.any_within("tune"):
         return None
-    untuned = {
-        name: {field: getattr(arm.training, field) for field in fields}
-        for name, arm in arms.arms.items()
-    }
+    untuned = {}
+    for name, arm in arms.arms.items():
+        untuned[name] = {field: getattr(arm.training, field) for field in fields}
     _check_arms(fields, untuned, arms)
     groups = []
     for name, (first, *others) in members_of.items():
