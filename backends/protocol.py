@@ -86,7 +86,7 @@ def dequantised(operand: Operand) -> Tensor:
     descale = operand.descale
     if isinstance(descale, float) and descale == 1.0:
         return operand.values
-    if isinstance(descale, Tensor) and descale.numel() > 1:  # one per row of [n, k]
+    if isinstance(descale, Tensor) and descale.numel() != 1:  # one per row of [n, k]
         descale = turned(descale[:, None], operand.axis)
     return operand.values.to(torch.float32, copy=True).mul_(descale)
 
