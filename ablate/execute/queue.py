@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.clock import running_clock
@@ -21,7 +20,7 @@ from ablate.execute.multi_device import execute_together
 from ablate.execute.prefixes import waits_for, why_it_cannot_begin
 from ablate.execute.task_end import TaskEnd
 from ablate.execute.worker import execute_run, lost_run
-from ablate.store import END_STATES, RunDir
+from ablate.store import END_STATES
 from ablate.store.checkpoints import newest_step
 from ablate.store.leases import Leases
 
@@ -60,16 +59,13 @@ class Workers:
         import ray
 
         # Ray's own retries have no pauses and do not write the ledger.
-        self._alone = ray.remote(max_retries=0)(execute_run)
-        # A user's own code may leave anything behind, so its process ends with the run.
-        self._foreign = ray.remote(max_retries=0, max_calls=1)(execute_run)
         self._together = ray.remote(max_retries=0)(execute_together)
-        # A process stays on the GPU that it first used, while Ray gives its next run any of the node's.
-        if any(node["Resources"].get("GPU", 0) > 1 for node in ray.nodes()):
-            self._on_gpu = self._foreign
-        else:
-            self._on_gpu = self._alone
-        self._running: dict[str, tuple[Any, RunRequest, Any]] = {}
+        self._alone = ray.remote(max_retries=0)(execute_run)
+        self._in_own_process = ray.remote(max_retries=0, max_calls=1)(execute_run)
+        self._has_several_gpus = any(
+            node["Resources"].get("GPU", 0) > 1 for node in ray.nodes()
+        )
+        self._running: dict[Any, tuple[RunRequest, Any]] = {}
 
     def start(self, run: RunRequest) -> None:
         """Hand a run to a worker."""
@@ -83,29 +79,32 @@ class Workers:
             "resources": resources.custom or None,
         }
         group = None
-        # the processes that Ray Train starts hold the devices
+        remote = self._alone
         if resources.devices_per_run > 1:
+            # the processes that Ray Train starts hold the devices
             remote = self._together
             options = {"num_cpus": 0}
         elif run.config.trainer is not None:
-            remote = self._foreign
-        elif resources.num_gpus:
-            remote = self._on_gpu
-        else:
-            remote = self._alone
+            # a user's own code may leave anything behind, so its process ends with the run
+            remote = self._in_own_process
+        elif resources.num_gpus and self._has_several_gpus:
+            # A process stays on the GPU that it first used, while Ray gives its next run any of the node's.
+            remote = self._in_own_process
         if resources.nodes > 1:  # the command's other nodes are reserved with the first
             group = placement_group(
                 [run.bundle] * resources.nodes, strategy="STRICT_SPREAD"
             )
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
         task = remote.options(name=run.run_id, **options).remote(run)
-        self._running[run.run_id] = (task, run, group)
+        self._running[task] = (run, group)
 
     def cancel(self, run_id: str) -> None:
         """Take back a run that no worker has begun; ``collect`` still yields its end."""
         import ray
 
-        ray.cancel(self._running[run_id][0])
+        for task, (run, _) in self._running.items():
+            if run.run_id == run_id:
+                ray.cancel(task)
 
     def collect(self) -> Iterator[tuple[str, TaskEnd]]:
         """Wait for a moment, then yield id and end of each run whose task has ended."""
@@ -114,13 +113,10 @@ class Workers:
         if not self._running:
             time.sleep(_POLL_SEC)
             return
-        tasks = {task: (run, group) for task, run, group in self._running.values()}
-        ended, _ = ray.wait(
-            list(tasks), num_returns=min(len(tasks), 100), timeout=_POLL_SEC
-        )
+        tasks = list(self._running)
+        ended, _ = ray.wait(tasks, num_returns=min(len(tasks), 100), timeout=_POLL_SEC)
         for task in ended:
-            run, group = tasks[task]
-            del self._running[run.run_id]
+            run, group = self._running.pop(task)
             if group is not None:
                 ray.util.remove_placement_group(group)
             try:
@@ -134,23 +130,25 @@ class Workers:
             yield run.run_id, end
 
 
-@dataclass(kw_only=True)
 class _QueuedRun:
     """A run in the queue: due, then handed to a worker, then ended with a ``state``.
 
     ``due``: not before which time it is handed over (s); infinite once it was. ``is_elsewhere``: another
     process executed it when it was last looked at. ``unneeded``: why its result is not needed.
-    ``tries``: retries by newest checkpoint, since a run that comes further is ended by something else.
+    ``tries``: retries since it came to ``last_step``, by its rows and checkpoints: what ends a run further
+    on is something else.
     """
 
-    request: RunRequest
-    folder: RunDir
-    leases: Leases
-    due: float = 0.0
-    state: State | None = None
-    is_elsewhere: bool = False
-    unneeded: str | None = None
-    tries: Counter[int] = field(default_factory=Counter)
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
+        self.folder = request.folder
+        self.leases = Leases(self.folder.attempts)
+        self.due = 0.0
+        self.state: State | None = None
+        self.is_elsewhere = False
+        self.unneeded: str | None = None
+        self.last_step = 0
+        self.tries = 0
 
     @property
     def is_handed(self) -> bool:
@@ -177,10 +175,8 @@ class _QueuedRun:
     def stop(self) -> None:
         """Record that the run is not needed, unless it has ended or is held."""
         self.state = self.folder.state()
-        if (
-            self.state not in {*END_STATES, "failed", "stopped"}
-            and not self.leases.is_held()
-        ):
+        has_ended = self.state in {*END_STATES, "failed", "stopped"}
+        if not has_ended and not self.leases.is_held():
             self.end("stopped", self.unneeded or "")
             self.folder.stop_path.unlink(missing_ok=True)
 
@@ -195,12 +191,7 @@ class Queue:
 
         ``gangs_at_once``: the number of runs on several devices that are handed over at once.
         """
-        self._queued: dict[str, _QueuedRun] = {}
-        for run in runs:
-            leases = Leases(run.folder.attempts)
-            self._queued[run.run_id] = _QueuedRun(
-                request=run, folder=run.folder, leases=leases
-            )
+        self._queued = {run.run_id: _QueuedRun(run) for run in runs}
         self._workers = workers
         self._gangs_at_once = gangs_at_once
         self._is_stopping = False
@@ -307,12 +298,16 @@ class Queue:
         elif not end.transient or self._is_stopping:
             run.state = end.state
         else:
-            step = newest_step(run.folder.checkpoints)
-            if run.tries[step] == len(PAUSES_SEC):
-                run.end("failed", f"{end.message} ({len(PAUSES_SEC) + 1} attempts)")
+            steps = [row["step"] for row in run.folder.metrics()]
+            step = max(newest_step(run.folder.checkpoints), *steps, 0)
+            if step > run.last_step:
+                run.last_step = step
+                run.tries = 0
+            if run.tries == len(PAUSES_SEC):
+                run.end("failed", f"{end.message} ({run.tries + 1} attempts)")
                 return
-            run.due = now + PAUSES_SEC[run.tries[step]]
-            run.tries[step] += 1
+            run.due = now + PAUSES_SEC[run.tries]
+            run.tries += 1
 
     def end_unneeded(self, unneeded: Mapping[str, str]) -> None:
         """End runs whose results are not needed, given by id with the reason.
