@@ -13,6 +13,7 @@ import hashlib
 import os
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,15 +101,13 @@ def cursor_path(store: StudyStore, tracking_uri: str) -> Path:
 
 def load_cursor(store: StudyStore, tracking_uri: str) -> Cursor:
     """Read the cursor; it is empty if the file is missing, damaged or of another format."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         content = read_json(cursor_path(store, tracking_uri))
         if content["format"] == _FORMAT:
-            runs = {
-                run_id: RunCursor(**entry) for run_id, entry in content["runs"].items()
-            }
-            return Cursor(**content | {"runs": runs})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+            cursor = Cursor(**content)
+            for run_id, entry in content["runs"].items():
+                cursor.runs[run_id] = RunCursor(**entry)
+            return cursor
     return Cursor()
 
 
@@ -160,26 +159,22 @@ def content_digest(path: Path) -> str:
     """Hash a file, or the path and the content of every file under a folder."""
     if path.is_file():
         return digest(path.read_bytes())
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    return digest(
-        "\n".join(
-            f"{file.relative_to(path)} {digest(file.read_bytes())}" for file in files
-        )
-    )
+    lines = [
+        f"{file.relative_to(path)} {digest(file.read_bytes())}"
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    ]
+    return digest("\n".join(lines))
 
 
 def pending(store: StudyStore, tracking_uri: str) -> MirrorReport:
     """List the runs with unsent parts, and the report if it is unsent, from the files alone."""
     cursor = load_cursor(store, tracking_uri)
-    try:
-        planned = [run.id for _, run in store.plan().runs()]
-    except (OSError, UserError):
-        planned = []
-    unsent = [
-        run_id
-        for run_id in planned
-        if _run_pending(store.run(run_id), cursor.runs.get(run_id))
-    ]
+    unsent = []
+    with suppress(OSError, UserError):
+        for _, planned in store.plan().runs():
+            if _run_pending(store.run(planned.id), cursor.runs.get(planned.id)):
+                unsent.append(planned.id)
     report = store.path / "report"
     if (report / "report.html").exists():
         summary = cursor.runs.get(SUMMARY)

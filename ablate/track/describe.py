@@ -45,7 +45,8 @@ _NAMES: dict[str, dict[str, str]] = {
 _SYSTEM = re.compile(r"(?:cpu|process|system|gpu_\d{1,3})_[a-z_]{1,60}")
 _DIAGNOSED = ("relative_error", "gain", "bias_share", "zeros")
 _LAYER = re.compile(r"[\w.-]{1,150}", re.ASCII)
-_MAX_PERPLEXITY = 1e300
+_MAX_LOSS = math.log(1e300)
+"""Above this its perplexity is left out."""
 _MAX_NOTE = 15_000
 _MAX_PARAM = 500
 _MAX_TAG = 5_000
@@ -94,16 +95,15 @@ def points(row: Any, unit: str = "nats") -> list[Point]:
     time_unix = number_in(row, "time_unix")
     if tokens is None or time_unix is None:
         return []
-    values = {}
+    place = (round(time_unix * 1000), int(tokens))
+    points = []
     for key, name in _names(row).items():
-        if (number := number_in(row, key)) is not None:
-            values[name] = number
-    if unit == "nats" and values.get("val_loss", math.inf) < math.log(_MAX_PERPLEXITY):
-        values["val_perplexity"] = math.exp(values["val_loss"])
-    return [
-        Point(name, value, round(time_unix * 1000), int(tokens))
-        for name, value in values.items()
-    ]
+        value = number_in(row, key)
+        if value is not None:
+            points.append(Point(name, value, *place))
+            if name == "val_loss" and unit == "nats" and value < _MAX_LOSS:
+                points.append(Point("val_perplexity", math.exp(value), *place))
+    return points
 
 
 def _names(row: dict[str, Any]) -> dict[str, str]:
@@ -135,7 +135,10 @@ def read_points(
     Reads about ``max_bytes``. The offset is unchanged if no complete line follows.
     """
     lines, end = new_lines(path, offset, max_bytes)
-    return [point for row in parse_rows(lines) for point in points(row, unit)], end
+    found: list[Point] = []
+    for row in parse_rows(lines):
+        found += points(row, unit)
+    return found, end
 
 
 def text(value: Any) -> str:
@@ -153,7 +156,7 @@ def text(value: Any) -> str:
 
 def run_tags(
     plan: LockedPlan,
-    place: int,
+    arm: LockedArm,
     run: LockedRun,
     status: Status,
     environment: dict[str, Any],
@@ -162,11 +165,8 @@ def run_tags(
 ) -> dict[str, str]:
     """Make the tags by which a run is found, filtered and coloured.
 
-    ``place``: of the run's arm in the plan. ``report``: the address of the study's report, for the run's
-    description.
+    ``report``: the address of the study's report, for the run's description.
     """
-    arm = plan.arms[place]
-    is_baseline = arm.name == plan.baseline
     note = [
         arm.description or "",
         f"**{arm.recipe}**",
@@ -186,7 +186,7 @@ def run_tags(
         "ablate.run_id": run.id,
         "ablate.arm": arm.name,
         "ablate.seed": text(run.seed),
-        "ablate.baseline": text(is_baseline),
+        "ablate.baseline": text(arm.name == plan.baseline),
         "ablate.recipe": arm.recipe or "",
         "ablate.state": status.state,
         PLAN_TAG: "current",
@@ -201,23 +201,22 @@ def run_tags(
     if fingerprints := environment.get("fingerprints"):
         tags["ablate.arithmetic"] = " then ".join(map(str, fingerprints))
     if arm.fork is not None:
-        tags |= {
-            "ablate.fork_from": arm.fork.arm,
-            "ablate.fork_tokens": text(arm.fork.tokens),
-        }
+        tags["ablate.fork_from"] = arm.fork.arm
+        tags["ablate.fork_tokens"] = text(arm.fork.tokens)
         tags["ablate.cost_counted_from_tokens"] = text(plan.counted_from(arm.name))
-    tags |= {f"factor.{key}": text(value) for key, value in arm.factors.items()}
+    for key, value in arm.factors.items():
+        tags[f"factor.{key}"] = text(value)
     return {_name(key): cut(value, _MAX_TAG) for key, value in tags.items()}
 
 
 def _colour(plan: LockedPlan, arm: LockedArm) -> str:
     """Choose an arm's colour in the report, where a tuned arm stands for the one it was tuned from."""
-    original = {other.name: other.name for other in plan.arms}
+    originals: dict[str, str] = {}
     if plan.tuning is not None:
-        original |= {tuned: name for name, tuned in plan.tuning.tuned.items()}
-    return arm_colours(dict.fromkeys(original.values()), plan.baseline)[
-        original[arm.name]
-    ]
+        originals = {tuned: name for name, tuned in plan.tuning.tuned.items()}
+    names = [originals.get(other.name, other.name) for other in plan.arms]
+    colours = arm_colours(dict.fromkeys(names), plan.baseline)
+    return colours[originals.get(arm.name, arm.name)]
 
 
 def run_name(plan: LockedPlan, arm: LockedArm, run: LockedRun) -> str:
@@ -228,12 +227,11 @@ def run_name(plan: LockedPlan, arm: LockedArm, run: LockedRun) -> str:
     """
     widest_seed = max(len(f"s{other.seed} ") for _, other in plan.runs())
     length = _SEEN - widest_seed
-    names = [other.name for other in plan.arms]
     taken = set()
-    for name in names:
-        if name != arm.name:
-            taken |= {name[start : start + length] for start in range(len(name))}
-    short = f"{names.index(arm.name) + 1} {arm.name}"
+    for name in [other.name for other in plan.arms if other != arm]:
+        for start in range(len(name)):
+            taken.add(name[start : start + length])
+    short = f"{plan.arms.index(arm) + 1} {arm.name}"
     for start in (0, *(word.start() for word in _WORD.finditer(arm.name))):
         if arm.name[start : start + length] not in taken:
             short = arm.name[start:]
@@ -257,18 +255,13 @@ def run_params(
         differing[f"arm.{key}"] = value
     with suppress(ValueError):  # a log of others
         config = written_short(config_from_json(config))
+    flat = dict(_flat(config, ""))
     # a command has a model, data and settings of its own
     if isinstance(config.get("trainer"), dict):
-        training = {
-            key: value
-            for key, value in config.get("training", {}).items()
-            if key in REACHES
-        }
-        config = {
-            key: config[key] for key in ("trainer", "recipe", "seed") if key in config
-        }
-        config["training"] = training
-    flat = differing | dict(_flat(config, ""))
+        reached = ("trainer", "recipe", "seed", *(f"training.{key}" for key in REACHES))
+        for key in [key for key in flat if not key.startswith(reached)]:
+            del flat[key]
+    flat = differing | flat
     return {_name(key): cut(text(value), _MAX_PARAM) for key, value in flat.items()}
 
 
@@ -305,17 +298,13 @@ def view(plan: LockedPlan) -> str:
     fixed = read_json(Path(__file__).parent / "view.json")
     state = fixed["state"]
     state["searchFilter"] = f"tags.`{PLAN_TAG}` = 'current'"
-    state["selectedColumns"] = [
-        "tags.`ablate.state`",
-        *dict.fromkeys(
-            f"params.`{_name(f'arm.{key}')}`"
-            for arm in plan.arms
-            for key in arm.differs
-        ),
-        *(f"metrics.`{key}`" for key in ("val_loss", *RESULTS)),
-        "metrics.`tokens_per_sec`",
-        "tags.`ablate.backend_mode`",
-    ]
+    columns = {"tags.`ablate.state`": None}
+    for arm in plan.arms:
+        for key in arm.differs:
+            columns[f"params.`{_name(f'arm.{key}')}`"] = None
+    for key in ("val_loss", *RESULTS, "tokens_per_sec"):
+        columns[f"metrics.`{key}`"] = None
+    state["selectedColumns"] = [*columns, "tags.`ablate.backend_mode`"]
     if sum(len(arm.runs) for arm in plan.arms) <= _MOST_CURVES:
         state["groupBy"] = None
     for content in (state | fixed["charts"], state):
@@ -326,13 +315,9 @@ def view(plan: LockedPlan) -> str:
 
 
 def _differs(arm: LockedArm) -> str:
-    return (
-        "; ".join(
-            f"{key}: {text(old)} → {text(new)}"
-            for key, (old, new) in arm.differs.items()
-        )
-        or "–"
-    )
+    pairs = arm.differs.items()
+    changes = [f"{key}: {text(old)} → {text(new)}" for key, (old, new) in pairs]
+    return "; ".join(changes) or "–"
 
 
 def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
@@ -359,21 +344,18 @@ def read_results(
     column. ``stamp``: of the file; it ends with the time of the points, in ns. Their step is 0, for which
     MLflow draws bars.
     """
-    points = {}
+    points: dict[str, list[Point]] = {}
     milliseconds = stamp[-1] // 1_000_000 if stamp else 0
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         for arm in read_json(path)["arms"]:
-            cost = [
-                number_in(arm["token_cost"], key) for key in ("estimate", "low", "high")
-            ]
+            cost = arm["token_cost"]
             for run in arm["runs"]:
-                tokens = number_in(run, "tokens_to_target")
-                if run["at_or_before_first_evaluation"]:
-                    tokens = None
-                values = zip(RESULTS, (tokens, *cost), strict=True)
-                points[run["id"]] = [
-                    Point(name, round(value, 4), milliseconds, 0)
-                    for name, value in values
-                    if value is not None
-                ]
+                values = [number_in(cost, key) for key in ("estimate", "low", "high")]
+                hit = number_in(run, "tokens_to_target")
+                values.insert(0, None if run["at_or_before_first_evaluation"] else hit)
+                points[run["id"]] = []
+                for name, value in zip(RESULTS, values, strict=True):
+                    if value is not None:
+                        point = Point(name, round(value, 4), milliseconds, 0)
+                        points[run["id"]].append(point)
     return points

@@ -142,32 +142,17 @@ class Mirror:
             self._sink.describe(experiment, note, view)
             cursor.note = digest(note + view)
         results = describe.read_results(report, stamp.get(report))
-        for place, arm in enumerate(plan.arms):
-            for planned in arm.runs:
-                run = self._store.run(planned.id)
-                files = _stamp(
-                    run.path / name
-                    for name in (*FILES, "status.json", "environment.json")
-                )
-                if files:
-                    tags_of = partial(
-                        describe.run_tags, plan, place, planned, report=link
-                    )
-                    send = partial(
-                        self._send_run,
-                        run,
-                        plan,
-                        arm,
-                        tags_of,
-                        results.get(planned.id),
-                    )
-                    self._once(planned.id, (files, stamp, link), send)
+        for arm, planned in plan.runs():
+            run = self._store.run(planned.id)
+            names = (*FILES, "status.json", "environment.json")
+            if files := _stamp(run.path / name for name in names):
+                tags_of = partial(describe.run_tags, plan, arm, planned, report=link)
+                found = results.get(planned.id)
+                send = partial(self._send_run, run, plan, arm, tags_of, found)
+                self._once(planned.id, (files, stamp, link), send)
         self._mark_earlier({SUMMARY, *(run.id for _, run in plan.runs())})
-        self._once(
-            SUMMARY,
-            _stamp(sorted(self._report.rglob("*"))),
-            partial(self._send_report, summary),
-        )
+        pages = _stamp(sorted(self._report.rglob("*")))
+        self._once(SUMMARY, pages, partial(self._send_report, summary))
         # a repeated request may have made two: all but one are deleted
         if self._has_new_runs:
             self._sink.known_runs(experiment, store_id(self._store), self._mlflow_ids())
@@ -206,10 +191,8 @@ class Mirror:
             experiment_id, store_id(self._store), self._mlflow_ids()
         )
         for key, entry in [*cursor.runs.items()]:
-            if (
-                key not in self._known
-                or self._known[key].info.run_id != entry.mlflow_id
-            ):
+            known = self._known.get(key)
+            if known is None or known.info.run_id != entry.mlflow_id:
                 del cursor.runs[key]
         if cursor.experiment_id != experiment_id:
             cursor.experiment_id = experiment_id
@@ -259,15 +242,13 @@ class Mirror:
 
     def _holds_points_of(self, run: RunDir, entry: RunCursor) -> bool:
         """Whether all points of losses in MLflow are in the run's file."""
-        in_file = {
-            (point.step, point.timestamp_ms)
-            for row in run.metrics()
-            for point in describe.points(row)
-        }
-        return all(
-            self._sink.history(entry.mlflow_id, name) <= in_file
-            for name in ("train_loss", "val_loss")
-        )
+        in_file = set()
+        for row in run.metrics():
+            for point in describe.points(row):
+                in_file.add((point.step, point.timestamp_ms))
+        in_mlflow = self._sink.history(entry.mlflow_id, "train_loss")
+        in_mlflow |= self._sink.history(entry.mlflow_id, "val_loss")
+        return in_mlflow <= in_file
 
     def _send_run(
         self,
@@ -287,17 +268,18 @@ class Mirror:
         entry = self._entry(run.run_id, tags, run, status.started_unix, results)
         params: dict[str, str] = {}
         if "params" not in entry.sent:
-            known = self._known[run.run_id].data.params
             params = describe.run_params(run.config(), plan, arm)
-            params = {key: value for key, value in params.items() if key not in known}
+            for key in self._known[run.run_id].data.params:
+                params.pop(key, None)
         tags_digest = digest(sorted(tags.items()))
         if entry.sent.get("tags") == tags_digest:
             tags = {}
-        points = [
-            point
-            for point in results or ()
-            if entry.sent.get(point.key) != repr(point.value)
-        ]
+        points = []
+        shown = {}
+        for point in results or ():
+            shown[point.key] = repr(point.value)
+            if entry.sent.get(point.key) != shown[point.key]:
+                points.append(point)
         while True:
             offsets = {}
             for file in FILES:
@@ -308,8 +290,7 @@ class Mirror:
             if points or params or tags:
                 self._sink.log(entry.mlflow_id, points, params, tags)
                 self._metrics_sent += len(points)
-            entry.sent |= {"params": "", "tags": tags_digest}
-            entry.sent |= {point.key: repr(point.value) for point in results or ()}
+            entry.sent |= {"params": "", "tags": tags_digest, **shown}
             if offsets == entry.offsets:
                 break
             entry.offsets = offsets
@@ -326,11 +307,8 @@ class Mirror:
         if entry.sent.get("state") != state_key(status):
             mlflow_status = _MLFLOW_STATUS[status.state]
             if mlflow_status != "RUNNING" or entry.mlflow_status != "RUNNING":
-                self._sink.set_state(
-                    entry.mlflow_id,
-                    mlflow_status,
-                    status.ended_unix or status.updated_unix,
-                )
+                ended_unix = status.ended_unix or status.updated_unix
+                self._sink.set_state(entry.mlflow_id, mlflow_status, ended_unix)
             entry.mlflow_status = mlflow_status
             entry.sent["state"] = state_key(status)
 

@@ -54,6 +54,8 @@ _LOCAL = frozenset(
 STORE_TAG = "ablate.store"
 RUN_TAG = "ablate.run_id"
 SUMMARY_TAG = "ablate.summary"
+_MOST_RUNS = 50_000
+"""As many as MLflow gives at once, and more than a study has."""
 VIEW = "ablate"
 """The name of the view in which the study's page keeps its columns."""
 
@@ -187,7 +189,10 @@ class Sink:
         one of them has an id in ``preferred`` (MLflow's ids), that one is kept.
         """
         copies: dict[str, list[Any]] = {}
-        for run in self._runs(experiment_id, store_id):
+        condition = f"tags.`{STORE_TAG}` = '{store_id}'"
+        for run in self._client().search_runs(
+            [experiment_id], condition, max_results=_MOST_RUNS
+        ):
             tags = run.data.tags
             if key := SUMMARY if SUMMARY_TAG in tags else tags.get(RUN_TAG):
                 copies.setdefault(key, []).append(run)
@@ -200,17 +205,6 @@ class Sink:
             for other in runs[1:]:
                 self._client().delete_run(other.info.run_id)
         return known
-
-    def _runs(self, experiment_id: str, store_id: str) -> Iterator[Any]:
-        condition = f"tags.`{STORE_TAG}` = '{store_id}'"
-        token = None
-        while True:
-            page = self._client().search_runs(
-                [experiment_id], condition, max_results=1000, page_token=token
-            )
-            yield from page
-            if not (token := page.token):
-                return
 
     @_translated()
     def create_run(

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -18,14 +19,8 @@ from tests.gateway import gateway
 __all__ = ["gateway"]
 
 START_UNIX = 1_700_000_000.25
-ARMS = {
-    "bf16": ("bf16", {}),
-    "fprop": ("Fprop mxfp4; Dgrad+Wgrad bf16", {"recipe.gemms": ["fprop"]}),
-    "all three": (
-        "mxfp4 DHT16",
-        {"recipe.gemms": ["fprop", "dgrad", "wgrad"], "recipe.stabiliser": "dht"},
-    ),
-}
+ARMS = ("bf16", "fprop", "all three")
+PLAN = Path(__file__).with_name("plan.json").read_text()
 
 
 class Study:
@@ -33,24 +28,14 @@ class Study:
 
     def __init__(self, storage, name="synthetic", arms=("bf16", "fprop"), seeds=(0, 1)):
         self.store = StudyStore(storage / name)
-        self.runs = {
-            (arm, seed): f"{arm.replace(' ', '')}{seed:012d}"
-            for arm in arms
-            for seed in seeds
-        }
-        self.plan = {
-            "format": 1, "study": name, "description": "Which GEMM *suffers*?", "baseline": "bf16",
-            "target": {"kind": "val_loss", "value": 2.1}, "training": {"schedule": "constant"},
-            "arms": [
-                {
-                    "name": arm, "recipe": ARMS[arm][0], "factors": ARMS[arm][1],
-                    "differs": {key: [[], value] for key, value in ARMS[arm][1].items()},
-                    "runs": [{"id": self.runs[arm, seed], "seed": seed} for seed in seeds],
-                }
-                for arm in arms
-            ],
-            "dropped": [{"name": "x", "reason": "y"}],
-        }  # fmt: skip
+        self.runs = {}
+        self.plan = json.loads(PLAN) | {"study": name}
+        self.plan["arms"] = [self.plan["arms"][ARMS.index(arm)] for arm in arms]
+        for arm in self.plan["arms"]:
+            for seed in seeds:
+                run_id = f"{arm['name'].replace(' ', '')}{seed:012d}"
+                self.runs[arm["name"], seed] = run_id
+                arm["runs"].append({"id": run_id, "seed": seed})
         self.write_plan()
 
     def write_plan(self):
@@ -63,19 +48,13 @@ class Study:
 
     def start(self, arm="bf16", seed=0, attempt=1):
         run = self.run(arm, seed)
-        config = {
-            "model": {"width": 64, "heads": None},
-            "training": {"learning_rate": 4e-3},
-            "seed": seed,
-        }
-        run.create(config)
+        model = {"width": 64, "heads": None}
+        run.create({"model": model, "training": {"learning_rate": 4e-3}, "seed": seed})
         run.write_status(
             Status(state="running", attempt=attempt, started_unix=START_UNIX)
         )
-        write_record(
-            run.environment_path,
-            {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]},
-        )
+        record = {"backend_mode": "emulated", "fingerprints": ["a1", "b2"]}
+        write_record(run.environment_path, record)
         return run
 
     def train(
@@ -88,33 +67,28 @@ class Study:
     ):
         """Append rows: four figures and two more, with an evaluation of two figures every fourth step."""
         run = self.run(arm, seed)
-        shift = 0.02 * seed + 0.1 * list(ARMS).index(arm)
+        shift = 0.02 * seed + 0.1 * ARMS.index(arm)
         for step in steps:
-            common = {
+            place = {
                 "tokens": 4096 * step,
                 "step": step,
                 "time_unix": START_UNIX + step + late_sec,
             }
             loss = 2.0 + shift + 3.5 * math.exp(-step / 20)
-            rates = {
-                "lr": 4e-3,
-                "grad_norm": 1.0 / step,
-                "tokens_per_sec": 31000.0 + step,
-            }
-            error = {"layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": loss}
-            rows = [
-                (
-                    run.system_path,
-                    {"kind": "system", "cpu_utilization_percentage": 1.5 * step},
-                ),
-                (run.diagnostics_path, {"kind": "diagnosis", **error}),
-                (run.metrics_path, {"kind": "train", "loss": loss, **rates}),
-                *[(run.metrics_path, {"kind": "eval", "val_loss": loss + 0.05})]
-                * (step % 4 == 0),
-            ]
-            for path, row in rows:
-                if path.stem in files:
-                    append_line(path, row | common)
+            rows = {
+                "system": {"kind": "system", "cpu_utilization_percentage": 1.5 * step},
+                "diagnostics": {"kind": "diagnosis", "layer": "blocks.0.ffn.down", "gemm": "wgrad", "gain": loss},
+                "metrics": {
+                    "kind": "train", "loss": loss, "lr": 4e-3, "grad_norm": 1.0 / step,
+                    "tokens_per_sec": 31000.0 + step,
+                },
+            }  # fmt: skip
+            for file in files.split():
+                append_line(run.path / f"{file}.jsonl", rows[file] | place)
+            if step % 4 == 0 and "metrics" in files:
+                append_line(
+                    run.metrics_path, place | {"kind": "eval", "val_loss": loss + 0.05}
+                )
 
     def end(self, arm="bf16", seed=0, state="finished", message=None):
         times = {"started_unix": START_UNIX, "ended_unix": START_UNIX + 100}
@@ -138,22 +112,13 @@ class Study:
         keys = {run_id: key for key, run_id in self.runs.items()}
         experiment = client.get_experiment_by_name(self.plan["study"])
         for run in client.search_runs([experiment.experiment_id], max_results=1000):
-            key = (
-                "summary"
-                if "ablate.summary" in run.data.tags
-                else keys[run.data.tags["ablate.run_id"]]
-            )
+            key = keys.get(run.data.tags.get("ablate.run_id"), "summary")
             assert key not in runs, f"{key} is there twice"
             runs[key] = run
-            history = (
-                client.get_metric_history(run.info.run_id, name)
-                for name in run.data.metrics
-            )
-            run.points = sorted(
-                (at.key, at.step, at.value, at.timestamp)
-                for one in history
-                for at in one
-            )
+            run.points = []
+            for name in run.data.metrics:
+                for point in client.get_metric_history(run.info.run_id, name):
+                    run.points.append((name, point.step, point.value, point.timestamp))
         return runs
 
     def check(self, uri):
@@ -165,23 +130,18 @@ class Study:
         expected = {"summary": []}
         for key in self.runs:
             run = self.run(*key)
-            paths = [run.metrics_path, run.system_path, run.diagnostics_path]
-            lines = [
-                line
-                for path in paths
-                if path.exists()
-                for line in path.read_text().splitlines()
-            ]
             if run.status_path.exists():
-                rows = (point for line in lines for point in points(json.loads(line)))
-                expected[key] = sorted(
-                    (at.key, at.step, at.value, at.timestamp_ms) for at in rows
-                )
-        shown = {
-            key: [point for point in run.points if point[0] not in RESULTS]
-            for key, run in there.items()
-        }
-        assert shown == expected
+                expected[key] = []
+            for path in run.path.glob("*.jsonl"):
+                for line in path.read_text().splitlines():
+                    for at in points(json.loads(line)):
+                        expected[key].append(
+                            (at.key, at.step, at.value, at.timestamp_ms)
+                        )
+        assert there.keys() == expected.keys()
+        for key, run in there.items():
+            shown = [point for point in run.points if point[0] not in RESULTS]
+            assert sorted(shown) == sorted(expected[key])
         del there["summary"]
         return there
 

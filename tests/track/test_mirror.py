@@ -8,7 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ from mlflow import MlflowClient
 
 from ablate.base.command_hints import redact
 from ablate.base.files import write_record
-from ablate.store import Status, StudyStore
+from ablate.store import StudyStore
 from ablate.track.cursor import cursor_path, load_cursor, pending
 from ablate.track.describe import PLAN_TAG, RESULTS
 from ablate.track.mirror import Mirror
@@ -36,6 +37,11 @@ from tests.exhaustive import rest_exhaustive
 from tests.waiting import is_alive, run_python, wait_until
 
 MS = 1_700_000_000_250
+EVERY_FILE = "metrics diagnostics system"
+
+
+def experiment_of(uri):
+    return MlflowClient(uri).get_experiment_by_name("synthetic")
 
 
 def sync(study, uri):
@@ -48,13 +54,12 @@ def sync(study, uri):
 
 def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     create = Sink.create_run
-    monkeypatch.setattr(  # a request that is sent again makes a second run: the one that is filled stays
-        Sink,
-        "create_run",
-        lambda *args: max(
-            create(*args), create(*args), key=lambda run: run.info.run_id
-        ),
-    )
+
+    def create_two(*args):
+        """A request that is sent again makes a second run: the one that is filled stays."""
+        return max(create(*args), create(*args), key=lambda run: run.info.run_id)
+
+    monkeypatch.setattr(Sink, "create_run", create_two)
     study.whole(steps=8)
     mirror = Mirror(study.store, uri)
     assert mirror.sync_once().metrics_sent == 4 * (8 * 6 + 2 * 2)
@@ -63,50 +68,32 @@ def test_a_whole_study_and_its_design(study, uri, storage, monkeypatch):
     assert (run.info.start_time, run.info.end_time) == (MS, MS + 100_000)
     assert run.data.params["arm.recipe.gemms"] == "fprop"
     assert run.data.tags["factor.recipe.gemms"] == "fprop"
-    for file in ("config", "environment"):
-        assert (
-            len(
-                list(
-                    (storage / "mlartifacts" / "synthetic").glob(
-                        f"*/artifacts/{file}.json"
-                    )
-                )
-            )
-            == 4
-        )
+    artifacts = storage.glob("mlartifacts/synthetic/*/artifacts/*")
+    files = ["config.json", "environment.json"]
+    assert sorted(path.name for path in artifacts) == sorted(files * 4)
     again = mirror.sync_once()
-    assert (again.runs_sent, again.metrics_sent, sync(study, uri).metrics_sent) == (
-        0,
-        0,
-        0,
-    )
+    assert again.runs_sent == again.metrics_sent == sync(study, uri).metrics_sent == 0
     study.train([9], files="system")  # nothing else has changed
     assert mirror.sync_once().metrics_sent == 1
     study.start()
     study.train([10, 11, 13])
     assert mirror.sync_once().metrics_sent == 3 * 6
     study.plan["description"] = "Another question"
-    study.plan["arms"][1] |= {
-        "name": "only Fprop",
-        "factors": {"recipe.gemms": ["fprop", "changed"]},
-    }
+    factors = {"recipe.gemms": ["fprop", "changed"]}
+    study.plan["arms"][1] |= {"name": "only Fprop", "factors": factors}
     study.write_plan()
     assert mirror.sync_once().complete
-    experiment = MlflowClient(uri).get_experiment_by_name("synthetic")
-    assert experiment.tags["mlflow.note.content"].startswith("Another question")
+    note = experiment_of(uri).tags["mlflow.note.content"]
+    assert note.startswith("Another question")
     before = study.check(uri)
     cursor_path(study.store, uri).unlink()
     sync(study, uri)  # a parameter cannot change in MLflow: that must not stop the run
     after = study.check(uri)
-    assert {run.info.run_id for run in after.values()} == {
-        run.info.run_id for run in before.values()
-    }
+    assert all(run.info.run_id == before[key].info.run_id for key, run in after.items())
     assert after["bf16", 0].info.status == "RUNNING"
     run = after["fprop", 1]
-    assert (run.info.run_name, run.data.tags["ablate.arm"]) == (
-        "s1 only Fprop",
-        "only Fprop",
-    )
+    assert run.info.run_name == "s1 only Fprop"
+    assert run.data.tags["ablate.arm"] == "only Fprop"
     assert run.data.tags["factor.recipe.gemms"] == "fprop+changed"
 
 
@@ -127,19 +114,17 @@ def test_states_and_a_run_that_is_tried_again(make_study, uri):
     mirror = Mirror(study.store, uri)
     mirror.sync_once()
     runs = study.check(uri)
-    assert {
-        key: (runs[key].data.tags["ablate.state"], runs[key].info.status)
-        for key in STATES
-    } == STATES
+    for key, (state, status) in STATES.items():
+        assert runs[key].data.tags["ablate.state"] == state
+        assert runs[key].info.status == status
     study.start("fprop", 1, attempt=2)
     study.train([2], "fprop", 1)
     mirror.sync_once()
     run = study.check(uri)["fprop", 1]
     assert (run.info.status, run.data.tags["ablate.state"]) == ("RUNNING", "running")
     assert "boom" not in run.data.tags["mlflow.note.content"]
-    study.run("fprop", 1).write_status(
-        Status(state="running", attempt=2, tokens=99, started_unix=MS / 1000)
-    )
+    status = study.run("fprop", 1).status()
+    study.run("fprop", 1).write_status(replace(status, tokens=99))
     assert mirror.sync_once().metrics_sent == 0  # counters alone are no news
     assert pending(study.store, uri).complete
 
@@ -156,9 +141,7 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
     def grow(key, files=None):
         study.start(*key)
         more = range(steps[key] + 1, steps[key] + draw.randint(2, 9))
-        files = files or draw.choice(
-            ["metrics", "metrics diagnostics system", "system"]
-        )
+        files = files or draw.choice(["metrics", EVERY_FILE, "system"])
         study.train(more, *key, late_sec=draw.random(), files=files)
         steps[key] = more[-1]
 
@@ -171,14 +154,13 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
         path.write_bytes(whole)
 
     def rewind(key):
-        grow(key, "metrics diagnostics system")
+        grow(key, EVERY_FILE)
         mirrors[1].sync_once()
         last_kept = draw.randint(0, steps[key] // 2)
         for path in (study.run(*key).metrics_path, study.run(*key).diagnostics_path):
-            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-            path.write_text(
-                "".join(line for line in lines if json.loads(line)["step"] <= last_kept)
-            )
+            lines = path.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)["step"] <= last_kept]
+            path.write_text("".join(kept))
         grow(key)
 
     def rewind_without_cursor(key):
@@ -187,9 +169,8 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
 
     def end(key):
         study.start(*key)
-        study.end(
-            *key, state=draw.choice(["finished", "diverged", "failed", "interrupted"])
-        )
+        states = ["finished", "diverged", "failed", "interrupted"]
+        study.end(*key, state=draw.choice(states))
 
     def lose_cursor(_):
         cursor_path(study.store, uri).write_text('{"format": 2, "runs": {"x": {}}')
@@ -218,28 +199,19 @@ def test_whatever_happens_mlflow_holds_every_point_once(study, uri, monkeypatch,
         grow(key)
 
     def delete_all(key):
-        client.delete_experiment(
-            client.get_experiment_by_name("synthetic").experiment_id
-        )
+        client.delete_experiment(experiment_of(uri).experiment_id)
         grow(key)
 
     grow(("bf16", 0))
     sync(study, uri)
-    events = [
-        cut_last_line,
-        rewind,
-        rewind_without_cursor,
-        end,
-        lose_cursor,
-        kill,
-        delete,
-        delete_all,
-    ] * 2
+    deletions = [delete, delete_all]
+    events = [cut_last_line, rewind, rewind_without_cursor, end, lose_cursor, kill]
+    events = (events + deletions) * 2
     for happens in draw.sample(events, len(events)):
         happens(draw.choice([*study.runs]))
         draw.choice(mirrors).sync_once()
         # A deletion is noticed by the pass that fails.
-        passes = 3 if happens in (delete, delete_all) else 1
+        passes = 3 if happens in deletions else 1
         mirror = draw.choice(mirrors)
         assert any(mirror.sync_once().complete for _ in range(passes))
         study.check(uri)
@@ -259,10 +231,8 @@ def test_what_the_report_found_becomes_metrics_and_follows_it(make_study, uri):
         (folder / "report.json").write_text(json.dumps(content))
         sync(study, uri)
         run = study.check(uri)["bf16", 0]
-        metrics = {
-            key: run.data.metrics[key] for key in RESULTS if key in run.data.metrics
-        }
-        return run.info.run_id, [*metrics.values()]
+        metrics = run.data.metrics
+        return run.info.run_id, [metrics[key] for key in RESULTS if key in metrics]
 
     first, values = shown(1250, (0.21, 0.19, 0.23456789))
     assert values == [1250, 0.21, 0.19, 0.2346]
@@ -336,12 +306,11 @@ def test_two_folders_of_one_study_stay_apart(study, uri, tmp_path):
     for copy in (study, other, study):
         sync(copy, uri)
     client = MlflowClient(uri)
-    runs = client.search_runs(
-        [client.get_experiment_by_name("synthetic").experiment_id]
-    )
-    counts = sorted(
-        len(client.get_metric_history(run.info.run_id, "train_loss")) for run in runs
-    )
+    counts = []
+    for run in client.search_runs([experiment_of(uri).experiment_id]):
+        history = client.get_metric_history(run.info.run_id, "train_loss")
+        counts.append(len(history))
+    counts.sort()
     assert counts == [0, 0, 2, 2, 2, 2, 4, 4, 4, 4]  # and two reports to come
 
 
@@ -353,10 +322,10 @@ def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, file):
     path = study.run("bf16", 0).path / file
     path.write_bytes(path.read_bytes().replace(b"1", b"2"))
     report = Mirror(study.store, uri).sync_once()
-    assert report.problem.startswith(
-        f"run {study.runs['bf16', 0]} is not sent: {file}: altered or cut"
-    )
-    assert report.unsent == (study.runs["bf16", 0],)
+    [run_id] = report.unsent
+    assert run_id == study.runs["bf16", 0]
+    fault = f"run {run_id} is not sent: {file}: altered or cut"
+    assert report.problem.startswith(fault)
     assert len(study.held(uri)) == 4  # the others and the report
     path.unlink()
     study.start()
@@ -368,10 +337,8 @@ def test_a_damaged_run_is_not_sent_and_holds_up_no_other(study, uri, file):
 
 def test_a_large_configuration_and_many_rows(study, uri):
     run = study.start()
-    config = {
-        f"section{i}": {f"key{j}": "v" * 600 for j in range(25)} for i in range(10)
-    }
-    write_record(run.config_path, config)
+    section = {f"key{i}": "v" * 600 for i in range(25)}
+    write_record(run.config_path, {f"section{i}": section for i in range(10)})
     study.train(range(1, 1201))
     sync(study, uri)
     # and what the arms differ in
@@ -380,13 +347,9 @@ def test_a_large_configuration_and_many_rows(study, uri):
 
 def test_mirrors_take_turns(study, uri):
     study.whole(8)
-    threads = [
-        threading.Thread(target=Mirror(study.store, uri).sync_once) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(Mirror(study.store, uri).sync_once)
     study.check(uri)
 
 
@@ -419,12 +382,9 @@ print(start_mirror(Path({str(study.store.path)!r}), {uri!r}).process.pid, flush=
 sys.stdin.read(1)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
         pid = int(parent.stdout.readline())
         # the report's, too
         wait_until(lambda: len(load_cursor(study.store, uri).runs) == 5)
@@ -477,9 +437,9 @@ MOUNTS = {
     ],
 )
 def test_what_is_a_local_disk(folder, local, monkeypatch):
-    disks = [
-        SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in MOUNTS.items()
-    ]
+    disks = []
+    for point, kind in MOUNTS.items():
+        disks.append(SimpleNamespace(mountpoint=point, fstype=kind))
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: disks)
     assert is_local(Path(folder)) is local
 
@@ -506,15 +466,12 @@ def test_where_a_study_is_mirrored_to(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment:5000")
     assert resolve_tracking_uri(tmp_path) == "http://from-environment:5000"
     assert resolve_tracking_uri(tmp_path, "http://option:5000") == "http://option:5000"
-    assert (
-        resolve_tracking_uri(tmp_path, "sqlite:///my.db")
-        == f"sqlite:///{tmp_path}/my.db"
-    )
-    old, new, other = (
-        cursor_path(StudyStore(tmp_path), f"http://{place}")
-        for place in ("a:old@host", "a:new@host", "other")
-    )
-    assert old == new != other
+    relative = resolve_tracking_uri(tmp_path, "sqlite:///my.db")
+    assert relative == f"sqlite:///{tmp_path}/my.db"
+    store = StudyStore(tmp_path)
+    path = cursor_path(store, "http://a:old@host")
+    assert path == cursor_path(store, "http://a:new@host")
+    assert path != cursor_path(store, "http://other")
 
 
 @pytest.mark.parametrize(

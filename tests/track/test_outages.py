@@ -27,6 +27,11 @@ def impatient(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")
 
 
+def files_with(secret, folder):
+    files = filter(Path.is_file, folder.rglob("*"))
+    return [path for path in files if secret in path.read_bytes()]
+
+
 def write_third(study, third):
     study.whole(40 * third + 40, since=40 * third, is_last=third == 2)
 
@@ -71,10 +76,8 @@ def test_the_process_catches_up_by_itself(make_study, server, gateway):
     finally:
         mirror.process.kill()
     log = (private_dir(study.store) / "mirror.log").read_bytes()
-    assert all(
-        words in log
-        for words in (b"will try again", b"all is sent again", b"ended with 4 unsent")
-    )
+    for words in (b"will try again", b"all is sent again", b"ended with 4 unsent"):
+        assert words in log
     assert b"s3cret" not in log + command_line + report.problem.encode()
     way.is_open = True
     assert Mirror(study.store, url).sync_once().complete
@@ -138,10 +141,8 @@ def test_an_ill_server_or_an_address_that_cannot_be_used_is_one_line(
     assert report.problem
     assert len(report.unsent) == 4
     assert pending(study.store, where).problem == report.problem
-    texts = [
-        path.read_bytes() for path in study.store.path.rglob("*") if path.is_file()
-    ]
-    assert not any(b"s3cret" in text for text in (*texts, repr(report).encode()))
+    assert "s3cret" not in repr(report)
+    assert not files_with(b"s3cret", study.store.path)
     study.store.plan_path.unlink()
     assert pending(study.store, where).unsent == ()
 
@@ -169,17 +170,13 @@ def test_a_server_that_cannot_start(tmp_path):
 @pytest.fixture
 def postgres_server():
     """The address of an empty PostgreSQL database on loopback, with a password; how to start and stop it."""
-    folders = [
-        Path(program).resolve().parent
-        for program in [shutil.which("initdb")]
-        if program
-    ]
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    programs = next(
-        (folder for folder in folders if (folder / "postgres").exists()), None
+    paths = os.pathsep.join(
+        [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
     )
-    if programs is None:
+    initdb = shutil.which("initdb", path=paths)
+    if initdb is None:
         pytest.skip("needs PostgreSQL's server (Debian: postgresql)")
+    programs = Path(initdb).resolve().parent
     # Not among pytest's folders: those are closed to others, and PostgreSQL has a user of its own.
     folder = Path(tempfile.mkdtemp(prefix="ablate-postgres-"))
     port = free_port()
@@ -195,13 +192,9 @@ def postgres_server():
 
     def call(program, *options):
         command = [programs / program, "-D", data, *options]
-        return subprocess.run(
-            command, check=True, capture_output=True, cwd=folder, **owner
-        )
+        subprocess.run(command, check=True, capture_output=True, cwd=folder, **owner)
 
-    call(
-        "initdb", "-U", "ann", "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync"
-    )
+    call("initdb", "-Uann", "-Ascram-sha-256", f"--pwfile={secret}", "--no-sync")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
     start = partial(call, "pg_ctl", "-l", folder / "log", "-w", "-o", options, "start")
     stop = partial(call, "pg_ctl", "-m", "immediate", "stop")
@@ -211,11 +204,6 @@ def postgres_server():
     finally:
         stop()
         shutil.rmtree(folder)
-
-
-@pytest.fixture
-def postgres(postgres_server):
-    return postgres_server[0]
 
 
 @pytest.mark.exhaustive
@@ -234,17 +222,17 @@ def test_postgresql_away_is_one_line_of_the_log(make_study, postgres_server):
         wait_until(lambda: pending(study.store, uri).complete, mirror.process)
     finally:
         mirror.stop()
-    first, away, back = (
-        (private_dir(study.store) / "mirror.log").read_text().splitlines()
-    )
+    log = (private_dir(study.store) / "mirror.log").read_text()
+    first, away, back = log.splitlines()
     assert "mirroring" in first
     assert "will try again: MlflowException" in away
     assert "all is sent again" in back
 
 
 @pytest.mark.exhaustive
-def test_postgresql(study, postgres, tmp_path, storage):
+def test_postgresql(study, postgres_server, tmp_path, storage):
     """Directly and through a server with local artifacts, the one after the other: the same runs."""
+    postgres, *_ = postgres_server
     direct = Mirror(study.store, postgres)
     write_third(study, 0)
     assert direct.sync_once().problem is None
@@ -258,10 +246,4 @@ def test_postgresql(study, postgres, tmp_path, storage):
     assert direct.sync_once().problem is None
     study.check(postgres)
     assert list(storage.glob("mlartifacts/synthetic/*/artifacts/config.json"))
-    files = [
-        path
-        for folder in (study.store.path, tmp_path)
-        for path in folder.rglob("*")
-        if path.is_file()
-    ]
-    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    assert not files_with(b"s3cret", tmp_path)
