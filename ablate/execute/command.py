@@ -76,15 +76,14 @@ def train_by_command(
     attempt = lease.record.attempt
     num_nodes = task.resources.nodes
     gpus = int(task.resources.num_gpus)
-    num_devices = max(1, gpus)
+    num_devices = gpus or 1
     _wait_for_lost_attempt(task, lease, command.grace_sec, watch, should_stop)
-    resumed_differently = run.recorded().get("resumed_differently", [])
     values = run_values(
         task.config, run_dir=run.path.resolve(), attempt=attempt, num_devices=num_devices, port=_free_port(),
         num_nodes=num_nodes, master_addr=_own_address(),
     )  # fmt: skip
-    former = read_otherwise(run, command)
-    environment = former
+    resumed_differently = run.recorded().get("resumed_differently", [])
+    environment = former = read_otherwise(run, command)
     if former:
         run.metrics_path.unlink(missing_ok=True)
         run.attempt_log(attempt - 1).with_suffix(".read").unlink(missing_ok=True)
@@ -96,20 +95,17 @@ def train_by_command(
     environment["reading"] = reading_of(command)
     environment["resumed_differently"] = resumed_differently
     lines, num_bytes = new_lines(run.metrics_path)
+    study = run.path.parent.parent.name
     launch = Launch(
-        config=task.config,
-        values=values,
-        secrets=task.secrets,
-        group=run.path.parent.parent.name,
+        config=task.config, values=values, secrets=task.secrets, group=study
     )
     logs = [
         [run.attempt_log(number, rank) for rank in range(num_nodes)]
         for number in range(1, attempt + 1)
     ]
     with MetricsWriter(run.metrics_path, num_bytes) as writer:
-        follower = Follower(
-            launch, logs, parse_rows(lines), watch.writing(writer), watch.progress
-        )
+        on_row = watch.writing(writer)
+        follower = Follower(launch, logs, parse_rows(lines), on_row, watch.progress)
         if former:
             follower.follow_again(former.get("exit_code"))
         else:
@@ -117,12 +113,11 @@ def train_by_command(
             with _other_nodes(task, launch) as nodes_fault:
                 follower.follow(should_stop, nodes_fault)
         hashes = {writer.name: writer.sync()[1]}
+    different = {*resumed_differently, *follower.rows.different}
     environment |= {
-        "exit_code": follower.exit_code,
-        "markers": [*follower.seen.values()],
-        "resumed_differently": sorted({*resumed_differently, *follower.rows.different}),
-        "log_notes": [*follower.notes()],
-    }
+        "exit_code": follower.exit_code, "markers": [*follower.seen.values()],
+        "resumed_differently": sorted(different), "log_notes": [*follower.notes()],
+    }  # fmt: skip
     write_record(run.environment_path, environment)
     return follower, hashes
 
@@ -198,12 +193,7 @@ def _over_path(run: RunDir, attempt: int) -> Path:
     return run.attempts / f"{attempt}.over"
 
 
-def start_on_node(
-    launch: Launch,
-    run: RunDir,
-    attempt: int,
-    rank: int,
-) -> int:
+def start_on_node(launch: Launch, run: RunDir, attempt: int, rank: int) -> int:
     """Run the command on one more node until it ends, or the attempt is over; return its exit code."""
     restrict_umask(run.path)
     end_with_this_process()
@@ -257,8 +247,10 @@ def dry_run(arm: str, config: RunConfig, num_devices: int) -> dict[str, str]:
         log = Path(folder) / "log"
         with launch.started(log) as family:
             code = family.process.wait()
-        lines = [line for line in NewText(log).new(ended=True) if line]
-    last_line = safe_text(lines[-1])[:200] if lines else "none"
+        last_line = "none"
+        for line in NewText(log).new(ended=True):
+            if line:
+                last_line = safe_text(line)[:200]
     if code:
         raise UserError(
             f"--dry-run: the command of arm '{arm}' ended with exit code {code}; its last line: {last_line}"

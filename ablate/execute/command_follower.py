@@ -94,13 +94,12 @@ class Follower:
         self._outputs: list[_Output] = []
         for logs_of_attempt in logs:
             for log in logs_of_attempt:
-                output = _Output(
-                    text=NewText(log, places.get(log.name)),
-                    reader=None if source.place else LogReader(source),
-                    is_new=logs_of_attempt is logs[-1],
-                )
-                self._outputs.append(output)
-        self._limit = command.log_limit_mb << 20
+                text = NewText(log, places.get(log.name))
+                reader = None if source.place else LogReader(source)
+                is_new = logs_of_attempt is logs[-1]
+                self._outputs.append(_Output(text=text, reader=reader, is_new=is_new))
+        # how much of a log is kept, at its begin and at its end
+        self._kept_bytes = (command.log_limit_mb << 19) // _BLOCK * _BLOCK
         self._left_out: dict[Path, int] = {}
         expected = [*command.expect]
         if source.preset == "ablate":  # the adapter says that it has applied the recipe
@@ -209,11 +208,11 @@ class Follower:
 
     def _write_places(self) -> None:
         """Note how far each log was read, so that the next attempt goes on there."""
-        texts = [output.text for output in self._outputs]
-        write_record(
-            self._places_path,
-            {text.path.name: text.known for text in texts if text.path.exists()},
-        )
+        places = {}
+        for output in self._outputs:
+            if output.text.path.exists():
+                places[output.text.path.name] = output.text.known
+        write_record(self._places_path, places)
 
     def _look(self, *, ended: bool = False) -> bool:
         """Read what is new; tell whether there is more."""
@@ -238,11 +237,6 @@ class Follower:
         if end - begin >= self._kept_bytes // 8 and leave_out(text.path, begin, end):
             self._left_out[text.path] = end
 
-    @property
-    def _kept_bytes(self) -> int:
-        """How much of a log is kept, at its begin and at its end."""
-        return self._limit // 2 // _BLOCK * _BLOCK
-
     def notes(self) -> Iterator[str]:
         """Yield how the log was read and kept, where that is not plain."""
         yield from self.rows.notes()
@@ -253,22 +247,19 @@ class Follower:
     def _read_all(self, lines: list[str], output: _Output) -> None:
         """Read lines; many that say nothing, as of a command that floods its log, are looked at as one."""
         text = "\n".join(lines)
-        may_hold_rows = output.reader is not None and output.reader.may_hold_rows(text)
-        if not may_hold_rows and not self._says_something(text):
+        unseen = [self._markers[pattern] for pattern in self._missing()]
+        if not (
+            (output.reader is not None and output.reader.may_hold_rows(text))
+            or _any_in(text, [*unseen, *self._refused, *self._diverged])
+            or (not self.rows.has_evaluations and "val" in text.lower())
+        ):
             lines = lines[-5:]
         for line in lines:
             self._read(line, output.reader, is_new=output.is_new)
 
-    def _says_something(self, text: str) -> bool:
-        """Tell whether a text of many lines may hold what is looked for beside rows."""
-        unseen = [
-            marker
-            for pattern, marker in self._markers.items()
-            if pattern not in self.seen
-        ]
-        if _any_in(text, [*unseen, *self._refused, *self._diverged]):
-            return True
-        return not self.rows.has_evaluations and "val" in text.lower()
+    def _missing(self) -> list[str]:
+        """List the expected patterns that nothing has matched yet."""
+        return [pattern for pattern in self._markers if pattern not in self.seen]
 
     def _read(self, line: str, reader: LogReader | None, *, is_new: bool) -> None:
         has_row = False
@@ -283,14 +274,12 @@ class Follower:
             self._error = ""
         elif line and not line.startswith("{"):
             self._note_error(line)
-        for pattern, marker in self._markers.items():
-            if pattern not in self.seen and (match := marker.search(line)):
+        for pattern in self._missing():
+            if match := self._markers[pattern].search(line):
                 self.seen[pattern] = match[0]
         if _any_in(line, self._refused):
-            self._end(
-                "failed",
-                f"its output says what trainer.refuse names: {safe_text(line)[:200]}",
-            )
+            said = safe_text(line)[:200]
+            self._end("failed", f"its output says what trainer.refuse names: {said}")
         if not self._said_diverged and _any_in(line, self._diverged):
             self._said_diverged = safe_text(line)[:200]
         if reader is not None and not self.rows.has_evaluations:
@@ -322,13 +311,11 @@ class Follower:
         if self.state != "running":
             return
         code = self.exit_code
-        missing = [pattern for pattern in self._markers if pattern not in self.seen]
         if self._said_diverged and code != 0:
             self._end("diverged", f"the command says: {self._said_diverged}")
-        elif missing and self.rows.is_new and code == 0:
-            self._end(
-                "failed", f"its output never held '{missing[0]}' (trainer.expect)"
-            )
+        elif code == 0 and self.rows.is_new and (missing := self._missing()):
+            fault = f"its output never held '{missing[0]}' (trainer.expect)"
+            self._end("failed", fault)
         elif code == 0 and self.rows.missing() is None:
             self._end("finished")
         else:
@@ -336,9 +323,8 @@ class Follower:
             may_get_further = self.rows.is_new and not has_trained_all
             self.transient = code in _KILLED or may_get_further
             state: State = "interrupted" if self.transient else "failed"
-            self._end(
-                state, self._why(nodes_fault or f"the command {_exit_text(code or 0)}")
-            )
+            end = nodes_fault or f"the command {_exit_text(code or 0)}"
+            self._end(state, self._why(end))
 
     def _why(self, end: str) -> str:
         """Say in a sentence why the command has not finished. ``end``: how it ended."""

@@ -47,27 +47,26 @@ class Rows:
         self._bound = divergence_bound(
             config.training.divergence_loss, config.vocab_size
         )
-        tokens_per_step = self.plan.tokens_per_step
         self._places = Places(
-            lambda step: step * tokens_per_step, config.training.seq_len
+            lambda step: step * self.plan.tokens_per_step, config.training.seq_len
         )
         self._repeats = Repeats(self._source.evaluations)
         self._is_fresh = False
         self._sets: dict[str, None] = {}
         self._losses: dict[str, dict[int, float]] = {"train": {}, "eval": {}}
         self._tokens: dict[str, list[int]] = {"train": [0], "eval": [0]}
+        self._losses_before: dict[str, dict[int, float]] = {"train": {}, "eval": {}}
         for row in before:
             kind = row["kind"]
-            self._losses[kind][row["step"]] = row[_LOSS[kind]]
+            loss = row[_LOSS[kind]]
+            self._losses[kind][row["step"]] = loss
+            self._losses_before[kind][row["step"]] = loss
             self._tokens[kind].append(row["tokens"])
             self._places.learn(row)
             if kind == "eval":
-                self._repeats.is_evaluation(row["step"], row["val_loss"], is_fresh=True)
-        self._losses_before = {
-            kind: dict(losses) for kind, losses in self._losses.items()
-        }
+                self._repeats.is_evaluation(row["step"], loss, is_fresh=True)
         self.is_new = False
-        self.different: list[int] = []
+        self.different: set[int] = set()
 
     @property
     def last(self) -> int:
@@ -121,8 +120,8 @@ class Rows:
         if last < self.plan.steps and not self.missing():
             note = f"the last evaluation is of step {last:,} of {self.plan.steps:,}"
             if 0 in self._losses["train"]:
-                note += ", counted from 0: where it evaluates after the update, evaluations have "
                 note += (
+                    ", counted from 0: where it evaluates after the update, evaluations have "
                     f"{self.plan.tokens_per_step:,} tokens (one step) more than stated"
                 )
             yield note
@@ -160,19 +159,15 @@ class Rows:
                 hint="training.tokens, seq_len and batch_size say how long it trains; {steps} tells it",
             )
         losses = self._losses[kind]
-        if (
-            self._losses_before[kind].get(step, loss) != loss
-            and step not in self.different
-        ):
-            self.different.append(step)
+        if self._losses_before[kind].get(step, loss) != loss:
+            self.different.add(step)
         if step <= next(reversed(losses), -1):
             return None
         losses[step] = loss
         self._tokens[kind].append(tokens)
         self.is_new = self.is_new or is_new
-        self._on_row(
-            {"kind": kind, "tokens": tokens, "step": step, **self._values(row)}
-        )
+        place = {"kind": kind, "tokens": tokens, "step": step}
+        self._on_row(place | self._values(row))
         count = self._training.divergence_evals
         latest = [*self._losses["eval"].values()][-count:]
         if len(latest) < count or min(latest) <= self._bound:
@@ -216,14 +211,12 @@ class Rows:
         values = {
             name: row[name] for name in VALUES if math.isfinite(row.get(name, math.nan))
         }
-        step_ms = values.pop("step_ms", None)
-        per_device = values.pop("tokens_per_sec_per_device", None)
-        if step_ms:
-            values.setdefault(
-                "tokens_per_sec", self.plan.tokens_per_step * 1000 / step_ms
-            )
-        if per_device:
-            values.setdefault("tokens_per_sec", per_device * self._num_devices)
+        if per_device := values.pop("tokens_per_sec_per_device", None):
+            rate = per_device * self._num_devices
+        if step_ms := values.pop("step_ms", None):
+            rate = self.plan.tokens_per_step * 1000 / step_ms
+        if step_ms or per_device:
+            values.setdefault("tokens_per_sec", rate)
         return values
 
 

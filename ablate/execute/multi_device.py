@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import first_line
 from ablate.base.files import read_json, write_json_atomic
 from ablate.execute.task_end import LOST_PEER, TaskEnd, end_of
-from ablate.execute.worker import execute_run, follow_run, lost_run
+from ablate.execute.worker import execute_run, lost_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,18 +61,15 @@ def execute_together(task: RunRequest) -> TaskEnd:
                 ends[rank] = TaskEnd(**read_json(_end_path(scratch, rank)))
         shutil.rmtree(scratch, ignore_errors=True)
     end = ends.pop(0, None) or lost_run(task, fault)
-    if not end.transient:
+    # Another process's own fault explains more than the first one's, which is only that it lost a peer.
+    causes = [cause for cause in ends.values() if cause.message != LOST_PEER]
+    if not end.transient or not causes:
         return end
-    for cause in ends.values():
-        # Another process's own fault explains more than the first one's, which is only that it lost a peer.
-        if cause.message != LOST_PEER:
-            if not cause.transient:
-                with contextlib.suppress(OSError, ValueError):
-                    run.write_status(
-                        replace(run.status(), state="failed", message=cause.message)
-                    )
-            return cause
-    return end
+    if not causes[0].transient:
+        with contextlib.suppress(OSError, ValueError):
+            failed = replace(run.status(), state="failed", message=causes[0].message)
+            run.write_status(failed)
+    return causes[0]
 
 
 def _end_path(folder: Path, rank: int) -> Path:
@@ -84,6 +81,7 @@ def _member(config: dict[str, Any]) -> None:
     import torch
     from ray.train.torch import get_device
 
+    from ablate.execute.training import follow
     from ablate.train.group import join_group
 
     device = str(get_device())
@@ -96,7 +94,7 @@ def _member(config: dict[str, Any]) -> None:
         step: int | None = group.first(None)
         if step is not None:
             try:
-                follow_run(task, group, step)
+                follow(task, group, step)
             except Exception as error:
                 write_json_atomic(end_path, asdict(end_of(error)))
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,11 +49,7 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
             )
         else:
             message = with_type(error)
-    elif _is_out_of_memory(error):
-        if type(error).__name__ == "OutOfMemoryError":
-            memory = "GPU memory"
-        else:
-            memory = "memory"
+    elif memory := _exhausted_memory(error):
         message = f"out of {memory} ({message}); a smaller training.micro_batch_size needs less"
         if gpus < 1:
             message += (
@@ -66,20 +63,16 @@ def end_of(error: BaseException, gpus: float = 1.0) -> TaskEnd:
         message = f"the GPU failed: {message}; `ablate check device cuda` tests it"
     elif not isinstance(error, UserError | UnfitDeviceError):
         message = with_type(error)
-    return TaskEnd(
-        state="interrupted" if may_pass else "failed",
-        transient=may_pass,
-        message=message,
-    )
+    state: State = "interrupted" if may_pass else "failed"
+    return TaskEnd(state=state, transient=may_pass, message=message)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    is_gpus = type(error).__name__ == "OutOfMemoryError"
-    return (
-        is_gpus
-        or isinstance(error, MemoryError)
-        or "can't allocate memory" in first_line(error)
-    )
+def _exhausted_memory(error: BaseException) -> str | None:
+    if type(error).__name__ == "OutOfMemoryError":
+        return "GPU memory"
+    if isinstance(error, MemoryError) or "can't allocate memory" in first_line(error):
+        return "memory"
+    return None
 
 
 def _is_lost_peer(error: BaseException) -> bool:
@@ -92,7 +85,4 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 def is_gpu_fault(error: BaseException) -> bool:
     """Whether the GPU, or its driver, failed: the process's state cannot be trusted then."""
-    return any(
-        words in str(error)
-        for words in ("CUDA error", "HIP error", "CUDA driver", "NVML")
-    )
+    return re.search("(?:CUDA|HIP) error|CUDA driver|NVML", str(error)) is not None

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ablate.backends.select import fit_choices, run_self_tests
-from ablate.base.files import write_record
+from ablate.base.files import restrict_umask, write_record
 from ablate.data import load, open_tokens
 from ablate.execute import own_trainer
 from ablate.execute.environment import describe_environment, fingerprint
+from ablate.execute.orphans import end_with_this_process
 from ablate.execute.side_tasks import Keeper
 from ablate.plan.shares import CONTEXT_BYTES
 from ablate.store.checkpoints import load_newest, load_step
@@ -138,13 +139,18 @@ def _resume(task: RunRequest, lease: Leases) -> tuple[Checkpoint | None, list[st
 
 
 def follow(task: RunRequest, group: Group, step: int) -> None:
-    """Train beside the process that executes the run, from its checkpoint after ``step``."""
+    """Train beside the process that executes the run, from its checkpoint after ``step``.
+
+    Raises:
+        Exception: any exception of the trainer; the process that started this one ends the others.
+    """
+    restrict_umask(task.folder.path)
+    end_with_this_process()
     torch.set_num_threads(task.resources.cpus)
     start = load_step(task.folder.checkpoints, step) if step else None
-    keeper = _keeper(task, group, start)
     _call_trainer(
         task,
-        keeper,
+        _keeper(task, group, start),
         on_metrics=lambda _: None,
         should_stop=lambda: False,
         observe=lambda trainee: _route(task, trainee, {}),
@@ -212,12 +218,8 @@ def _call_trainer(
             name, task.config, follows=keeper.lease is None, **options
         )
     if task.keep_weights and result.trainee is not None and keeper.is_mine():
-        module = result.trainee.module
         save_weights(
-            module,
-            keeper.group,
-            task.config,
-            task.folder.weights,
+            result.trainee.module, keeper.group, task.config, task.folder.weights,
             tokenizer=task.tokens_dir,
-        )
+        )  # fmt: skip
     return result

@@ -123,10 +123,7 @@ def _attempt(task: RunRequest, lease: Leases, begin: Begin | None) -> TaskEnd:
 
 
 def _train(
-    task: RunRequest,
-    lease: Leases,
-    status: Status,
-    begin: Begin | None,
+    task: RunRequest, lease: Leases, status: Status, begin: Begin | None
 ) -> tuple[Status, bool]:
     """Train from the last good checkpoint; return the final status, and whether what ended it may pass."""
     from ablate.execute.side_tasks import Watch, sampled
@@ -147,6 +144,7 @@ def _train(
             or run.stop_path.exists()
         )
 
+    transient = False
     with (
         Watch(lease, task.resources.hang_after_sec) as watch,
         sampled(run.system_path, lambda: watch.tokens),
@@ -164,33 +162,14 @@ def _train(
             from ablate.execute.training import train_here
 
             end, hashes = train_here(task, lease, watch, should_stop, begin)
-            transient = False
     message = end.message
     if terminated.is_set() and end.state not in END_STATES:
         message = "preempted (SIGTERM)"
         transient = True
     status = replace(
-        status,
-        state=end.state,
-        tokens=end.tokens,
-        step=end.step,
-        message=message,
-        files=hashes,
-    )
+        status, state=end.state, tokens=end.tokens, step=end.step, message=message, files=hashes
+    )  # fmt: skip
     return status, transient
-
-
-def follow_run(task: RunRequest, group: Group, step: int) -> None:
-    """Train together with the process that executes the run, from its checkpoint after ``step``.
-
-    Raises:
-        Exception: any exception of the trainer; the process that started this one ends the others.
-    """
-    from ablate.execute.training import follow
-
-    restrict_umask(task.folder.path)
-    end_with_this_process()
-    follow(task, group, step)
 
 
 def lost_run(task: RunRequest, fault: str) -> TaskEnd:
@@ -202,19 +181,15 @@ def lost_run(task: RunRequest, fault: str) -> TaskEnd:
     if (state := run.state()) in END_STATES:
         return TaskEnd(state=state)
     leases = Leases(run.attempts)
-    attempt = leases.latest()
     message = f"worker lost: {fault}"
-    record = leases.read(attempt)
+    record = leases.read(leases.latest())
     if record is not None:
         leases.record = record
         with contextlib.suppress(OSError):
-            if record.outcome is None and _TIMEOUT.search(
-                last_bytes(run.attempt_log(attempt))
-            ):
-                leases.end(
-                    "interrupted",
-                    f"no progress for {task.resources.hang_after_sec:.0f} s",
-                )
+            log = last_bytes(run.attempt_log(record.attempt))
+            if record.outcome is None and _TIMEOUT.search(log):
+                hang_sec = task.resources.hang_after_sec
+                leases.end("interrupted", f"no progress for {hang_sec:.0f} s")
         message = leases.record.message or message
     return TaskEnd(state="interrupted", transient=True, message=message)
 

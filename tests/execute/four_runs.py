@@ -1,9 +1,5 @@
 """The study of four runs that these tests execute, for processes of their own as well."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from ablate.execute.pending_runs import RunRequest
 from ablate.recipes import Recipe
 from ablate.run.config import (
@@ -16,14 +12,8 @@ from ablate.run.config import (
 from ablate.store import StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun, Target
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
-
-def write_plan(
-    store: StudyStore, name: str, run_ids: Sequence[str], tokens: int
-) -> None:
+def write_plan(store, name, run_ids, tokens):
     """Write a plan of one arm, with a seed for each run."""
     runs = tuple(LockedRun(id=run_id, seed=seed) for seed, run_id in enumerate(run_ids))
     arms = (LockedArm(name="bf16", recipe="bf16", tokens=tokens, runs=runs),)
@@ -31,18 +21,16 @@ def write_plan(
     store.write_plan(LockedPlan(study=name, baseline="bf16", target=target, arms=arms))
 
 
-def config_of(training: TrainingConfig, **settings: Any) -> RunConfig:
+def config_of(training, **settings):
     """A run's configuration in bf16, of a model and of data that do not matter."""
-    defaults: dict[str, Any] = {
+    defaults = {
         "model": ModelConfig(), "data": DataConfig(), "data_digest": "x", "vocab_size": 256,
         "recipe": Recipe(), "backend": "emulated", "seed": 1,
     }  # fmt: skip
     return RunConfig(training=training, **defaults | settings)
 
 
-def requests_of(
-    folder: Path, trainer: str | None = None
-) -> tuple[StudyStore, list[RunRequest]]:
+def requests_of(folder, trainer=None):
     """Return a store with a plan of one arm and four seeds, and the requests to run them."""
     store = StudyStore(folder)
     requests = [

@@ -3,14 +3,11 @@
 Forking a process that has torch loaded makes an attempt cheap enough for hundreds of kills.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 import safetensors.torch  # noqa: F401  what a child would load anew each time is loaded before it is forked
 import torch
@@ -30,12 +27,6 @@ from ablate.run.config import (
     config_from_json,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from ablate.store import RunDir
-
 torch.set_num_threads(1)
 code_digest()
 # Autograd decides at a process's first backward pass whether it needs threads, and a process with them cannot
@@ -43,7 +34,7 @@ code_digest()
 torch.ones(1, requires_grad=True).sum().backward()
 
 
-def tiny_config(seed: int, steps: int = 8) -> RunConfig:
+def tiny_config(seed, steps=8):
     """A run of a few steps with every kind of stream: RHT, SR, delayed nothing; about a tenth of a second."""
     return RunConfig(
         model=ModelConfig(width=64, layers=1, heads=2, ffn=64), data=data(), data_digest="x", vocab_size=256,
@@ -55,26 +46,24 @@ def tiny_config(seed: int, steps: int = 8) -> RunConfig:
     )  # fmt: skip
 
 
-def data() -> DataConfig:
+def data():
     return DataConfig(source="stdlib", tokenizer="bytes", max_bytes=200_000)
 
 
-def request_of(
-    run: RunDir, config: RunConfig, tokens_dir: Path | None = None, **resources: Any
-) -> RunRequest:
+def request_of(run, config, tokens_dir=None, **resources):
     return RunRequest(
         run_id=run.run_id, folder=run, stop_path=run.path.parent / "stop", config=config,
         tokens_dir=tokens_dir, resources=ResourcesConfig(**resources),
     )  # fmt: skip
 
 
-def task_of(run: RunDir, storage: Path, **resources: object) -> RunRequest:
+def task_of(run, storage, **resources):
     folder = prepare(data(), storage / "tokens").folder
     config = config_from_json(run.config())
     return request_of(run, config, folder, **{"checkpoint_every_sec": 0.0, **resources})
 
 
-def in_child(work: Callable[[], object]) -> int:
+def in_child(work):
     """Start work in a forked process; returns its pid."""
     sys.stdout.flush()
     pid = os.fork()
@@ -91,25 +80,25 @@ def in_child(work: Callable[[], object]) -> int:
         os._exit(1)
 
 
-def wait_for(pid: int) -> int:
+def wait_for(pid):
     """Return how a child ended: its exit code, or minus the signal that killed it."""
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
-def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]:
+def execute_and_die_at(task, operation):
     """Return work that is killed just before its n-th operation on a file of the run."""
 
-    def work() -> None:
+    def work():
         operations_left = [operation]
 
-        def count() -> None:
+        def count():
             operations_left[0] -= 1
             if operations_left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        def audit(event: str, arguments: tuple[object, ...]) -> None:
-            writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
+        def audit(event, arguments):
+            writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)
             if (
                 writes or event in ("os.rename", "os.link", "os.remove", "os.truncate")
             ) and str(arguments[0]).startswith(str(task.folder.path)):
@@ -124,19 +113,19 @@ def execute_and_die_at(task: RunRequest, operation: int) -> Callable[[], object]
     return work
 
 
-def timeless(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def timeless(rows):
     times = ("time_unix", "tokens_per_sec")
     return [
         {key: value for key, value in row.items() if key not in times} for row in rows
     ]
 
 
-def rows_in(path: Path) -> list[dict[str, Any]]:
+def rows_in(path):
     """Read the rows of a file, times left out."""
     return timeless(map(json.loads, path.read_text().splitlines()))
 
 
-def outcome_of(run: RunDir) -> tuple[object, ...]:
+def outcome_of(run):
     """Return what must not depend on how often a run was killed: its end and its rows."""
     status = run.status()
     return (
@@ -148,6 +137,6 @@ def outcome_of(run: RunDir) -> tuple[object, ...]:
     )
 
 
-def make_run(run: RunDir, seed: int, steps: int = 8) -> RunDir:
+def make_run(run, seed, steps=8):
     run.create(asdict(tiny_config(seed, steps)))
     return run

@@ -40,6 +40,7 @@ from tests.execute.kill import (
     timeless,
     wait_for,
 )
+from tests.golden import cases, check
 from tests.waiting import run_python, wait_until
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
@@ -62,19 +63,12 @@ def config_of_code(code, *words, **settings):
     )
 
 
-def config(*args, **settings):
+def config(args="", **settings):
     """The configuration of a run of ``train_script.py``."""
-    words = (
-        sys.executable,
-        SCRIPT,
-        "--seed",
-        "{seed}",
-        "--steps",
-        "{steps}",
-        "--save",
-        "{run_dir}/ckpt",
+    words = ["--seed={seed}", "--steps={steps}", "--save={run_dir}/ckpt", "{args}"]
+    return config_of_words(
+        sys.executable, SCRIPT, *words, args=args.split(), **settings
     )
-    return config_of_words(*words, "{args}", args=[*args], **settings)
 
 
 def processes_of(folder):
@@ -105,54 +99,48 @@ def test_rows_have_tokens_and_speed(undisturbed):
         range(10, 61, 10)
     )
     row = next(row for row in undisturbed if row["kind"] == "train")
-    assert row["tokens"] == 5 * 32
-    assert row["tokens_per_sec"] == 32 / 0.01
-    assert row.keys() == {
-        "kind",
-        "tokens",
-        "step",
-        "loss",
-        "lr",
-        "grad_norm",
-        "tokens_per_sec",
-    }
+    assert row == {
+        "kind": "train", "tokens": 5 * 32, "step": 5, "lr": 1e-3, "grad_norm": 1.234,
+        "tokens_per_sec": 32 / 0.01, "loss": row["loss"],
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "states", "said"),
-    [
-        (
-            ["--crash-at", "37"],
-            ["interrupted", "finished"],
-            r"^something went wrong \(the command ended with exit code 1 after step 35 of 60\)$",
-        ),
-        (
-            ["--always-crash-at", "12"],
-            ["interrupted", "failed"],
-            "exit code 1 after step 10 of 60",
-        ),
-        (
-            ["--exit-at", "30"],
-            ["interrupted", "failed"],
-            "ended with exit code 0 after step 30 of 60, without a training row after step 30",
-        ),
-    ],
-)
-def test_what_ends_early_is_tried_again_while_it_gets_further(
-    tmp_path, undisturbed, words, states, said
-):
+PRINTS = """
+import os, sys, time
+for line in sys.argv[2:-1]:
+    if line == "!60": time.sleep(60)
+    if line[:2] == "!-": os.kill(os.getpid(), int(line[2:]))
+    if line[0] == "!": sys.exit(int(line[1:]))
+    print(line, flush=True)
+"""
+
+
+@pytest.mark.parametrize("case", cases(Path(__file__).with_suffix(".txt")))
+def test_how_attempts_end(tmp_path, undisturbed, case):
+    """What is printed may be given: ``!CODE`` ends it with this code, or signal; 60 is a minute to wait for."""
+    settings, *lines = case[1].splitlines()[1:-1]
+    settings = json.loads(settings)
+    attempts = settings.pop("attempts", 1)
+    run_config = config(**settings)
+    if lines:
+        run_config = config_of_code(PRINTS, *lines, diverged=["blew up"])
     rows = []
-    for number, state in enumerate(states, 1):
-        end, _ = attempt(tmp_path, config(*words), number, rows)
-        assert (end.state, end.transient) == (state, state == "interrupted")
-        if state == "finished":
-            assert (rows, end.rows.different) == (undisturbed, [])
-        else:
-            assert re.search(said, end.message)
+    said = []
+    for number in range(1, attempts + 1):
+        before = rows.copy()
+        end, _ = attempt(tmp_path, run_config, number, rows)
+        assert rows[: len(before)] == before
+        assert end.transient == (end.state == "interrupted")
+        said.append(f"{end.state} at step {end.step}: {end.message}")
+        said += [f"it held: {marker}" for marker in end.seen.values()]
+        said += [f"trained otherwise: step {step}" for step in end.rows.different]
+    if rows == undisturbed:
+        said.append("its rows are those of an undisturbed run")
+    check(case, said)
 
 
 def test_a_request_to_stop_lets_it_save(tmp_path, undisturbed):
-    end, rows = attempt(tmp_path, config("--sleep", "0.02"), stop_after=4)
+    end, rows = attempt(tmp_path, config("--sleep 0.02"), stop_after=4)
     assert end.state == "interrupted"
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     end, rows = attempt(tmp_path, config(), 2, rows)
@@ -167,11 +155,8 @@ def test_a_run_that_is_asked_to_stop_before_its_command_starts_starts_none(tmp_p
 
 
 def test_a_command_that_hears_nothing_is_killed_with_all_that_it_started(tmp_path):
-    end, _ = attempt(
-        tmp_path,
-        config("--deaf", "--child", "--sleep", "0.05", grace_sec=0.5),
-        stop_after=1,
-    )
+    deaf = config("--deaf --child --sleep 0.05", grace_sec=0.5)
+    end, _ = attempt(tmp_path, deaf, stop_after=1)
     assert end.state == "interrupted"  # and ``attempt`` found no process of it
 
 
@@ -199,44 +184,6 @@ def test_a_daemon_that_has_cleared_and_closed_all_ends_with_its_command(tmp_path
     assert follower.state == end, follower.message
     # no zombie of ours, either
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
-    end, rows = attempt(tmp_path, config("--nan-at", "23", "--sleep", "0.01"))
-    assert (end.state, end.message) == (
-        "diverged",
-        "the training loss at step 23 is nan",
-    )
-    assert rows[-1]["step"] == 20
-
-
-def test_steps_that_were_trained_otherwise_after_a_resume_are_named(tmp_path):
-    run_config = config("--crash-at", "37", "--other-noise")
-    _, rows = attempt(tmp_path, run_config)
-    before = list(rows)
-    end, rows = attempt(tmp_path, run_config, 2, rows)
-    assert end.state == "finished"
-    assert end.rows.different == [35]
-    assert rows[: len(before)] == before
-
-
-@pytest.mark.parametrize(
-    ("options", "state", "said"),
-    [
-        ({"expect": ["FP4 .*e2m1"], "env": {"NOISY": "1"}}, "finished", None),
-        ({"expect": ["FP4 .*e2m1"]}, "failed", r"its output never held 'FP4 \.\*e2m1'"),
-        (
-            {"refuse": ["arithmetic: bf16"]},
-            "failed",
-            "its output says what trainer.refuse names",
-        ),
-    ],
-)
-def test_markers(tmp_path, options, state, said):
-    end, _ = attempt(tmp_path, config(**options))
-    assert end.state == state
-    assert (said is None) or re.search(said, end.message)
-    assert [*end.seen.values()] == (["FP4 e2m1"] if state == "finished" else [])
 
 
 def test_inherited_variables_that_change_the_arithmetic_are_refused(
@@ -282,7 +229,7 @@ def kill(*pids):
 
 @pytest.mark.parametrize("who", ["worker", "command", "both"])
 def test_kill_9_loses_nothing_and_doubles_nothing(tmp_path, undisturbed, who):
-    slow = config("--sleep", "0.01", "--child")
+    slow = config("--sleep 0.01 --child")
     for number, moment in enumerate((0.05, 0.35, 0.6), 1):
         rows = StoredRows(tmp_path / "rows")
         worker = in_child(
@@ -340,7 +287,7 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
 
     def job(sleep, **settings):
         metrics = LogSource(preset="megatron", file="{run_dir}/slurm.log")
-        direct = config("--sleep", sleep, metrics=metrics, **settings)
+        direct = config(f"--sleep {sleep}", metrics=metrics, **settings)
         command = ["bash", str(script), *direct.trainer.command]
         return replace(direct, trainer=replace(direct.trainer, command=command))
 
@@ -348,21 +295,20 @@ def test_a_slurm_job_ends_with_its_attempt_or_before_the_next_one(
         job = next(path for path in tmp_path.glob("ablate-*") if path.suffix != ".sh")
         return Path(f"/proc/{job.read_text().strip()}").exists()
 
-    end, rows = attempt(tmp_path, job("0.02"), stop_after=4)
+    end, rows = attempt(tmp_path, job(0.02), stop_after=4)
     assert end.state == "interrupted"
     wait_until(lambda: not lives())
     assert 10 < int((tmp_path / "ckpt/state.txt").read_text().split()[0]) < STEPS
     log = tmp_path / "slurm.log"
     before = log.stat().st_size
     # it must live longer than the worker
-    worker = in_child(lambda: attempt(tmp_path, job("1"), 2, rows))
+    worker = in_child(lambda: attempt(tmp_path, job(1), 2, rows))
     wait_until(lambda: log.stat().st_size > before)
     kill(worker, *processes_of(tmp_path))
     os.waitpid(worker, 0)
     assert lives()
-    end, rows = attempt(
-        tmp_path, job("0.02", expect=["arithmetic: bf16"], refuse=["FP4"]), 3, rows
-    )
+    last = job(0.02, expect=["arithmetic: bf16"], refuse=["FP4"])
+    end, rows = attempt(tmp_path, last, 3, rows)
     assert (end.state, [*end.seen.values()]) == ("finished", ["arithmetic: bf16"])
     assert rows == undisturbed
 
@@ -449,70 +395,6 @@ def test_of_a_command_that_floods_its_log_the_first_and_last_parts_are_kept(tmp_
     )
 
 
-STEP = " iteration {step}/60 | elapsed time per iteration (ms): 1 | learning rate: 1 | lm loss: 3 |"
-
-
-@pytest.mark.parametrize(
-    ("lines", "state", "said"),
-    [
-        (
-            [
-                STEP.format(step=10),
-                "RuntimeError: Rank 0: found NaN in local forward loss calculation",
-                "!1",
-            ],
-            "diverged",
-            "the command says: RuntimeError: Rank 0: found NaN in local forward loss",
-        ),
-        (
-            [
-                "[rank0]: AssertionError: weird",
-                "x.py:3: UserWarning: too old",
-                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
-                "=====",
-                "!1",
-            ],
-            "failed",
-            "[rank0]: AssertionError: weird (the command ended with exit code 1 after step 0 of 60)",
-        ),
-        (
-            [STEP.format(step=step) for step in (20, 40, 60)],
-            "failed",
-            "after step 60 of 60, without an evaluation after step 0 (let it evaluate at its last step)",
-        ),
-        (["the loss blew up", "!3"], "diverged", "the command says: the loss blew up"),
-        (
-            ["allocating", "!-9"],
-            "interrupted",
-            "was killed by SIGKILL (as the kernel does where memory is short)",
-        ),
-        (
-            [
-                STEP.format(step=10),
-                "eval 10 | heldout loss = 3.5",
-                STEP.format(step=15),
-                "!60",
-            ],
-            "failed",
-            "its evaluations cannot be read (trainer.metrics): 'eval 10 | heldout loss = 3.5'",
-        ),
-    ],
-)
-def test_what_a_command_prints_of_its_end(tmp_path, lines, state, said):
-    """``!CODE`` ends it with this code, or signal; 60 is a minute of training that nobody waits for."""
-    code = (
-        "import os, sys, time\n"
-        "for line in sys.argv[2:-1]:\n"
-        "    if line == '!60': time.sleep(60)\n"
-        "    if line[:2] == '!-': os.kill(os.getpid(), int(line[2:]))\n"
-        "    if line[0] == '!': sys.exit(int(line[1:]))\n"
-        "    print(line, flush=True)"
-    )
-    end, _ = attempt(tmp_path, config_of_code(code, *lines, diverged=["blew up"]))
-    assert (end.state, end.transient) == (state, state == "interrupted")
-    assert said in end.message
-
-
 def run_of(folder, config, name="0123456789abcdef"):
     run = StudyStore(folder / "study").run(name)
     run.create(asdict(config))
@@ -528,7 +410,7 @@ def executed(run, config, **resources):
     ("fault", "said"),
     [
         ({"command": ["/no/such/program", "{seed}"]}, "the command does not start"),
-        ({"args": ["--steps", "200"]}, "a row of step 65; the plan ends after 60"),
+        ({"args": ["--steps=200"]}, "a row of step 65; the plan ends after 60"),
         ({"secrets": ["NO_SUCH_KEY"]}, "NO_SUCH_KEY is not set"),
     ],
 )
@@ -558,20 +440,16 @@ def test_a_worker_writes_what_every_run_has_and_touches_no_device(
         "import torch.cuda; torch.cuda.is_initialized = lambda: 1 / 0"  # nobody may ask
     )
     assert wait_for(in_child(lambda: (exec(probe), execute_run(task)))) == 0
-    state, tokens, step, message, rows = outcome_of(run)
-    assert (state, tokens, step, message) == ("finished", STEPS * 32, STEPS, None)
-    assert rows == timeless(undisturbed)
+    whole = "finished", STEPS * 32, STEPS, None, timeless(undisturbed)
+    assert outcome_of(run) == whole
     environment = run.environment()
-    keys = ("backend_mode", "markers", "software", "world_size", "gpu")
-    assert {key: environment[key] for key in keys} == {
+    expected = {
         "backend_mode": "command", "markers": ["bf16"], "software": "nemo:25.11", "world_size": 1,
-        "gpu": None,
+        "gpu": None, "resumed_differently": [],
+        "command": f"cd {run_config.trainer.cwd} && {sys.executable} {SCRIPT} --seed=1 "
+        f"--steps={STEPS} --save={run.path}/ckpt",
     }  # fmt: skip
-    assert environment["resumed_differently"] == []
-    assert environment["command"] == (
-        f"cd {run_config.trainer.cwd} && {sys.executable} {SCRIPT} --seed 1 "
-        f"--steps {STEPS} --save {run.path}/ckpt"
-    )
+    assert environment.items() >= expected.items()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"hush" in path.read_bytes() for path in files)
 
@@ -587,12 +465,10 @@ def executed_by_a_driver(run, run_config):
     return run.state()
 
 
-def reading(evaluations, *words):
+def reading(evaluations, words=""):
     """The run of ``train_script.py`` with this pattern of evaluations."""
     training = r"iteration +(?P<step>\d+)/.*lm loss: (?P<loss>\S+)"
-    metrics = LogSource(patterns=[training, evaluations])
-    run_config = config(*words)
-    return replace(run_config, trainer=replace(run_config.trainer, metrics=metrics))
+    return config(words, metrics=LogSource(patterns=[training, evaluations]))
 
 
 def test_a_mended_pattern_reads_the_stored_log_and_starts_nothing(tmp_path):
@@ -612,7 +488,7 @@ def test_a_mended_pattern_reads_the_stored_log_and_starts_nothing(tmp_path):
 
 
 def test_a_command_that_was_ended_because_of_a_pattern_goes_on(tmp_path, undisturbed):
-    wrong = reading("(?P<val_loss>x)", "--sleep", "0.05")
+    wrong = reading("(?P<val_loss>x)", "--sleep 0.05")
     run = run_of(tmp_path, wrong)
     assert executed_by_a_driver(run, wrong) == "failed"
     assert "its evaluations cannot be read" in run.status().message
@@ -623,39 +499,16 @@ def test_a_command_that_was_ended_because_of_a_pattern_goes_on(tmp_path, undistu
     assert outcome_of(run)[4] == timeless(undisturbed)
 
 
-def test_what_earlier_attempts_trained_otherwise_stays_named(tmp_path):
-    run_config = config()
-    run = run_of(tmp_path, run_config)
-    write_record(run.environment_path, {"resumed_differently": [35]})
-    assert executed(run, run_config) == 0
-    assert run.environment()["resumed_differently"] == [35]
-
-
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(
     tmp_path, undisturbed
 ):
-    run_config = config("--hang-at", "42", "--child")
+    run_config = config("--hang-at 42 --child --deaf")
     run = run_of(tmp_path, run_config)
     assert executed(run, run_config, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
     assert "train_by_command" in run.attempt_log(1).read_text()  # the stack says where
     wait_until(lambda: not processes_of(run.path))
     assert executed(run, run_config) == 0
-    assert outcome_of(run)[0] == "finished"
-    assert [row["step"] for row in outcome_of(run)[-1]] == [
-        row["step"] for row in undisturbed
-    ]
-
-
-def test_a_worker_that_dies_takes_its_command_along(tmp_path, undisturbed):
-    run_config = config("--sleep", "0.05", "--child", "--deaf")
-    run = run_of(tmp_path, run_config)
-    worker = in_child(lambda: execute_run(request_of(run, run_config)))
-    wait_until(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size)
-    kill(worker)
-    wait_for(worker)
-    wait_until(lambda: not processes_of(run.path))
-    assert executed(run, config()) == 0
-    assert outcome_of(run)[0] == "finished"
+    assert outcome_of(run)[-1] == timeless(undisturbed)
 
 
 def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(
@@ -665,22 +518,16 @@ def test_a_worker_that_is_lost_elsewhere_has_time_to_end_its_command(
     run_config = config(grace_sec=2.0)
     run = run_of(tmp_path, run_config)
     Leases(run.attempts).claim().note(host="node-a", machine="another")
+    write_record(run.environment_path, {"resumed_differently": [35]})
+    task = replace(request_of(run, run_config), given_up=1)
     begin = time.monotonic()
-    assert (
-        wait_for(
-            in_child(
-                lambda: execute_run(replace(request_of(run, run_config), given_up=1))
-            )
-        )
-        == 0
-    )
+    assert wait_for(in_child(lambda: execute_run(task))) == 0
     assert time.monotonic() - begin > run_config.trainer.grace_sec
     assert outcome_of(run)[0] == "finished"
-    assert (
-        run.attempt_log(2)
-        .read_text()
-        .startswith("attempt 1 on node-a was lost: waiting 2 s")
-    )
+    log = run.attempt_log(2).read_text()
+    assert log.startswith("attempt 1 on node-a was lost: waiting 2 s")
+    # what an earlier attempt trained otherwise stays named
+    assert run.environment()["resumed_differently"] == [35]
 
 
 @pytest.mark.exhaustive
@@ -712,8 +559,8 @@ NODES = """
     from ablate.run.config import ResourcesConfig
     from tests.execute.test_command import config, request_of, run_of
 
-    nodes = ["--node", "{{node_rank}}", "--nodes", "{{num_nodes}}", "--meet", "{{attempt}}"]
-    run_config = config(*nodes, "--sleep", "0.02", "--crash-at", "37")
+    nodes = "--node {{node_rank}} --nodes {{num_nodes}} --meet {{attempt}}"
+    run_config = config(nodes + " --sleep 0.02 --crash-at 37")
     run = run_of(Path({folder!r}), run_config)
     request = request_of(run, run_config, nodes=2)
     cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
@@ -735,9 +582,10 @@ def test_two_nodes_through_a_crash(tmp_path, undisturbed):
     assert process.stdout.split()[-1:] == ["finished"], process.stderr[-3000:]
     run = StudyStore(tmp_path / "study").run("0123456789abcdef")
     # The nodes' rows come in as their logs are read.
-    assert sorted(map(str, outcome_of(run)[-1])) == sorted(
-        map(str, timeless(undisturbed))
+    trained, expected = (
+        sorted(map(str, rows)) for rows in (outcome_of(run)[-1], timeless(undisturbed))
     )
+    assert trained == expected
     assert run.environment()["world_size"] == 2
     assert "validation" in (run.attempts / "1.node1.log").read_text()
     for rank in (0, 1):

@@ -21,8 +21,9 @@ from ablate.execute.driver import execute_study, request_stop
 from ablate.execute.pending_runs import find_todo
 from ablate.execute.progress import count_states, read_progress
 from ablate.recipes import RecipeSpec, resolve
-from ablate.run.config import Fork, ResourcesConfig
+from ablate.run.config import Fork, ModelConfig, ResourcesConfig, TrainingConfig
 from ablate.store.leases import Leases
+from tests.exhaustive import rest_exhaustive
 from tests.waiting import is_alive, wait_until
 
 HERE = Path(__file__).parent
@@ -44,6 +45,10 @@ def execute(study, trainer, requests=None, **options):
         replace(request, trainer=f"fake_trainers:{trainer}") for request in requests
     ]
     return execute_study(study[0], trained, **options)
+
+
+def ends(*asked):
+    return set(execute(*asked).states.values())
 
 
 def runs_of(study):
@@ -68,11 +73,9 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
     store, requests = study
     end = execute(study, "one_fails_and_one_diverges")
     assert not end.interrupted
-    assert states(study) == ["finished", "failed", "diverged", "failed"]
-    assert end.states == dict(
-        zip((request.run_id for request in requests), states(study), strict=True)
-    )
     runs = runs_of(study)
+    assert states(study) == ["finished", "failed", "diverged", "failed"]
+    assert [end.states[run.run_id] for run in runs] == states(study)
     assert [row["val_loss"] for row in runs[0].metrics("eval")] == [3.0, 1.5, 1.0]
     assert runs[0].environment()["backend_mode"] == "emulated"
     assert runs[1].status().message == "RuntimeError: a bug in the trainer"
@@ -87,6 +90,11 @@ def test_every_run_is_executed_once_and_a_failing_one_stops_no_other(study):
     assert [len(ledger(run)) for run in runs] == [1, 2, 1, 2]
 
 
+def is_midway(store):
+    counts = count_states(read_progress(store, store.plan()))
+    return counts == {"finished": 1, "running": 2, "pending": 1}
+
+
 @local
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, "request"]
@@ -96,27 +104,21 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     store, requests = study
     request_stop(store.path)  # one of before it began, which is none of its
-    plan = store.plan()
     sent = []
 
     def interrupt_once_running():
-        states = count_states(read_progress(store, plan))
-        if not sent and states == {"finished": 1, "running": 2, "pending": 1}:
-            sent.append(
-                request_stop(store.path)
-                if how == "request"
-                else os.kill(os.getpid(), how)
-            )
+        if sent or not is_midway(store):
+            return
+        sent.append(how)
+        if how == "request":
+            request_stop(store.path)
+        else:
+            os.kill(os.getpid(), how)
 
-    assert execute(
-        study, "only_seed_0_ends", on_poll=interrupt_once_running
-    ).interrupted
-    assert sorted(states(study)) == [
-        "finished",
-        "interrupted",
-        "interrupted",
-        "pending",
-    ]
+    end = execute(study, "only_seed_0_ends", on_poll=interrupt_once_running)
+    assert end.interrupted
+    left = ["interrupted", "interrupted", "pending"]
+    assert sorted(states(study)) == ["finished", *left]
     assert len(find_todo(store, requests).runs) == 3
     assert not list(store.path.glob(".stop-*"))
 
@@ -124,19 +126,10 @@ def test_an_interrupt_stops_cleanly_and_leaves_the_rest_pending(study, how):
 @local
 def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
     store, requests = study
-    plan = store.plan()
+    reasons = {request.run_id: "it is settled" for request in requests[1:]}
 
     def unneeded():
-        is_settled = count_states(read_progress(store, plan)) == {
-            "finished": 1,
-            "running": 2,
-            "pending": 1,
-        }
-        return (
-            {request.run_id: "it is settled" for request in requests[1:]}
-            if is_settled
-            else {}
-        )
+        return reasons if is_midway(store) else {}
 
     assert not execute(study, "only_seed_0_ends", unneeded=unneeded).interrupted
     assert states(study) == ["finished", "stopped", "stopped", "stopped"]
@@ -149,50 +142,42 @@ def test_runs_that_nobody_needs_are_ended_and_go_on_when_they_are_needed(study):
 
 @local
 def test_resources_that_no_node_has_are_refused_before_anything_runs(study):
-    for resources, fault in (
-        (
-            ResourcesConfig(cpus=1000),
-            r"1 × \(1000 CPU, 0 GPU\), which the cluster does not have",
-        ),
-        (
-            ResourcesConfig(devices_per_run=64),
-            r"64 × \(1 CPU, 0 GPU\), which the cluster does not have",
-        ),
-        (
-            ResourcesConfig(custom={"mi355x": 8.0}),
-            r"1 × \(1 CPU, 0 GPU, 8 mi355x\), which",
-        ),
+    for asked, amounts in (
+        ({"cpus": 1000}, r"1 × \(1000 CPU, 0 GPU\)"),
+        ({"devices_per_run": 64}, r"64 × \(1 CPU, 0 GPU\)"),
+        ({"custom": {"mi355x": 8.0}}, r"1 × \(1 CPU, 0 GPU, 8 mi355x\)"),
     ):
+        run = replace(study[1][0], resources=ResourcesConfig(**asked))
+        fault = f"{amounts}, which the cluster does not have"
         with pytest.raises(UserError, match=fault):
-            execute(study, "quick", [replace(study[1][0], resources=resources)])
+            execute(study, "quick", [run])
     assert states(study) == ["pending"] * 4
 
 
+FAULTS = {
+    "dies_once": "",
+    "disk_is_full_once": "no space left on the storage",
+    "gpu_fails_once": "the GPU failed: CUDA error: an illegal",
+    "hangs_once": HANG,
+    "asks_on_once": HANG,
+    "never_returns_to_python_once": HANG,
+}
+
+
 @pytest.mark.parametrize(
-    ("trainer", "outcome", "message"),
-    [
-        ("dies_once", None, None),
-        pytest.param("hangs_once", "interrupted", HANG, marks=LONG),
-        pytest.param("asks_on_once", "interrupted", HANG, marks=LONG),
-        pytest.param("never_returns_to_python_once", "interrupted", HANG, marks=LONG),
-        pytest.param(
-            "gpu_fails_once",
-            "interrupted",
-            "the GPU failed: CUDA error: an illegal",
-            marks=LONG,
-        ),
-        ("disk_is_full_once", "interrupted", "no space left on the storage"),
-    ],
+    "trainer", rest_exhaustive(FAULTS, ("dies_once", "disk_is_full_once").__contains__)
 )
 @pytest.mark.usefixtures("local_ray", "no_pauses")
-def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
+def test_what_may_pass_is_tried_again(study, trainer):
+    message = FAULTS[trainer]
     resources = ResourcesConfig(hang_after_sec=HANG_AFTER_SEC)
     todo = [replace(request, resources=resources) for request in study[1][:2]]
-    assert set(execute(study, trainer, todo).states.values()) == {"finished"}
+    assert ends(study, trainer, todo) == {"finished"}
     for run in runs_of(study)[:2]:
         fault, last = ledger(run)
-        assert (fault.outcome, last.outcome) == (outcome, "finished")
-        assert (message or "") in (fault.message or "")
+        assert fault.outcome == ("interrupted" if message else None)
+        assert last.outcome == "finished"
+        assert message in (fault.message or "")
         log = run.attempt_log(fault.attempt).read_text()
         assert message != HANG or "fake_trainers.py" in log  # the stack says where
         assert steps(run) == [1, 2, 3]
@@ -203,20 +188,16 @@ def test_what_may_pass_is_tried_again(study, trainer, outcome, message):
 def test_what_a_training_function_leaves_ends_with_its_run(study):
     first, *_ = study[1]
     run, *_ = runs_of(study)
-    request = replace(
-        first, config=replace(first.config, trainer="fake_trainers:leaves_a_child")
-    )
-    assert list(execute(study, "quick", [request]).states.values()) == ["finished"]
+    config = replace(first.config, trainer="fake_trainers:leaves_a_child")
+    assert ends(study, "quick", [replace(first, config=config)]) == {"finished"}
     wait_until(lambda: not is_alive(int((run.path / "started").read_text())))
 
 
 def start(study, script, **variables):
     script = textwrap.dedent(script.format(storage=str(study[0].path)))
-    environment = (
-        os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])} | variables
-    )
+    variables["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
     return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", script], env=os.environ | variables, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
 
@@ -257,7 +238,7 @@ def test_what_a_run_started_ends_with_its_worker_however_that_dies_and_the_next_
     held = [record.pid for run in runs_of(study) for record in ledger(run)]
     wait_until(lambda: not any(map(is_alive, by_killed_driver + held)))
     assert start_driver(study).communicate()[0].strip().endswith(str(FINISHED))
-    assert [steps(run) for run in runs_of(study)] == [[1, 2, 3, 4, 5]] * 4
+    assert [steps(run) for run in runs_of(study)] == [[1, 2, 3]] * 4
 
 
 @LONG
@@ -274,7 +255,7 @@ def test_two_who_start_the_same_study_share_its_runs_and_hear_a_request_to_stop(
     for process in both:
         assert process.communicate()[0].strip().endswith(str(FINISHED))
     runs = runs_of(study)
-    assert [steps(run) for run in runs[1:]] == [[1, 2, 3, 4, 5]] * 3
+    assert [steps(run) for run in runs[1:]] == [[1, 2, 3]] * 3
     assert [ledger(run)[-1].outcome for run in runs] == FINISHED
     assert len({ledger(run)[-1].pid for run in runs}) > 1
 
@@ -319,7 +300,7 @@ def test_a_node_is_killed_in_the_middle_and_another_joins(study):
     assert f"{FINISHED} 1" in process.communicate()[0]
     lost = 0
     for run in runs_of(study):
-        assert steps(run) == [1, 2, 3, 4, 5]
+        assert steps(run) == [1, 2, 3]
         outcomes = [record.outcome for record in ledger(run)]
         assert outcomes.count("finished") == 1
         lost += outcomes.count(None)
@@ -330,12 +311,9 @@ def test_a_node_is_killed_in_the_middle_and_another_joins(study):
 def on_two(study):
     """A run on two devices."""
     store, (request, *_) = study
-    config = request.config
-    training = replace(
-        config.training, tokens=40_000, eval_every_tokens=8192, eval_tokens=4096
-    )
-    model = replace(config.model, width=64, heads=2, ffn=96, layers=2)
-    config = replace(config, training=training, model=model)
+    training = TrainingConfig(tokens=40_000, eval_every_tokens=8192, eval_tokens=4096)
+    model = ModelConfig(width=64, heads=2, ffn=96, layers=2)
+    config = replace(request.config, training=training, model=model)
     resources = ResourcesConfig(devices_per_run=2, checkpoint_every_sec=0.0)
     return store, [replace(request, resources=resources, config=config)]
 
@@ -359,9 +337,7 @@ def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
     fork = Fork(tokens=6 * 4096, recipe=config.recipe, training=config.training)
     config = replace(config, recipe=resolve(RecipeSpec(gemms=["fprop"])), fork=fork)
     forked = replace(request, run_id="f" * 16, config=config)
-    assert set(execute(on_two, "together", [request, forked]).states.values()) == {
-        "finished"
-    }
+    assert ends(on_two, "together", [request, forked]) == {"finished"}
     check_whole(store.run(request.run_id), 0)
     check_whole(store.run(forked.run_id), 5)
     assert not store.prefixes.exists()
@@ -372,9 +348,7 @@ def test_a_fork_on_two_devices_begins_with_the_state_of_both(on_two):
 def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_both(
     on_two,
 ):
-    assert set(execute(on_two, "second_process_dies_once").states.values()) == {
-        "finished"
-    }
+    assert ends(on_two, "second_process_dies_once") == {"finished"}
     check_whole(runs_of(on_two)[0], 0, 2)
 
 
@@ -382,10 +356,7 @@ def test_the_other_process_is_killed_and_the_run_goes_on_from_the_checkpoint_of_
 @pytest.mark.parametrize("which", ["first", "second"])
 @pytest.mark.usefixtures("local_ray", "no_pauses")
 def test_a_fault_of_one_process_ends_the_other_and_is_not_repeated(on_two, which):
-    assert set(execute(on_two, f"{which}_process_fails").states.values()) == {"failed"}
-    status = runs_of(on_two)[0].status()
-    assert (status.state, status.message) == (
-        "failed",
-        f"ValueError: a bug in the {which} process",
-    )
-    assert len(ledger(runs_of(on_two)[0])) == 1
+    assert ends(on_two, f"{which}_process_fails") == {"failed"}
+    run, *_ = runs_of(on_two)
+    assert run.status().message == f"ValueError: a bug in the {which} process"
+    assert len(ledger(run)) == 1

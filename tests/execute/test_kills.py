@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def storage(tmp_path_factory):
     return tmp_path_factory.mktemp("kills")
 
 
+def execute(task):
+    """Make an attempt in a process of its own, which ends well."""
+    assert wait_for(in_child(lambda: execute_run(task))) == 0
+
+
 def begun(task):
     """Start an attempt; return its process when there are rows."""
     pid = in_child(lambda: execute_run(task))
@@ -52,9 +58,7 @@ def undisturbed(storage):
     outcomes = {}
     for seed, steps in ((0, 4), (1, 8), (2, 60)):
         run = fresh(storage, f"whole{seed}", seed, steps)
-        assert (
-            wait_for(in_child(lambda run=run: execute_run(task_of(run, storage)))) == 0
-        )
+        execute(task_of(run, storage))
         outcomes[seed] = outcome_of(run)
         assert outcomes[seed][0] == "finished"
         assert not run.checkpoints.exists()
@@ -74,27 +78,20 @@ def test_killed_before_an_operation_on_a_file(storage, undisturbed, operations):
         if code == 0:  # it has no more
             break
         assert code == -signal.SIGKILL
-        assert wait_for(in_child(lambda task=task: execute_run(task))) == 0
+        execute(task)
         assert outcome_of(run) == undisturbed[0], f"killed before operation {operation}"
         assert run.state() == "finished"
         assert not run.checkpoints.exists()
-        ledger = [
-            Leases(run.attempts).read(n)
-            for n in range(1, Leases(run.attempts).latest() + 1)
-        ]
+        leases = Leases(run.attempts)
+        ledger = [leases.read(number + 1) for number in range(leases.latest())]
         # None is noted of an attempt that is killed after its result.
-        assert [record.outcome for record in ledger if record.outcome] in (
-            [],
-            ["finished"],
-        )
+        outcomes = [record.outcome for record in ledger if record.outcome]
+        assert outcomes in ([], ["finished"])
         resumed.append(ledger[-1].resumed_from_step)
-        assert sorted(path.name for path in run.weights.iterdir()) == [
-            "config.json",
-            "model.safetensors",
-        ]
-    assert len(resumed) >= min(len(operations), 51), (
-        "an attempt has more operations than that"
-    )
+        weights = {path.name for path in run.weights.iterdir()}
+        assert weights == {"config.json", "model.safetensors"}
+    # an attempt has more operations than that
+    assert len(resumed) >= min(len(operations), 51)
     assert any(resumed)
 
 
@@ -112,14 +109,12 @@ def test_a_worker_that_wakes_up_after_it_lost_its_run_writes_nothing(
     heir = Leases(run.attempts)
     assert heir.is_held()
     wait_until(lambda: not heir.is_held())
-    assert wait_for(in_child(lambda: execute_run(replace(task, given_up=1)))) == 0
-    after = run.metrics_path.read_bytes(), (run.path / "status.json").read_bytes()
+    execute(replace(task, given_up=1))
+    paths = run.metrics_path, run.status_path
+    after = [path.read_bytes() for path in paths]
     os.kill(first, signal.SIGCONT)
     wait_for(first)
-    assert (
-        run.metrics_path.read_bytes(),
-        (run.path / "status.json").read_bytes(),
-    ) == after
+    assert [path.read_bytes() for path in paths] == after
     assert outcome_of(run) == undisturbed[2]
     assert run.status().attempt == 2
 
@@ -145,7 +140,7 @@ def test_a_result_whose_files_are_damaged_is_made_again_to_the_bit(
     if content is not None:
         path.write_bytes(content)
     make_run(run, 1)  # the driver's part
-    assert wait_for(in_child(lambda: execute_run(task))) == 0
+    execute(task)
     assert run.state() == "finished"
     assert outcome_of(run) == undisturbed[1]
 
@@ -160,7 +155,7 @@ def test_sigterm_ends_a_run_with_a_checkpoint(storage, undisturbed):
     if status.state != "finished":  # it was quick enough
         assert (status.state, status.message) == ("interrupted", "preempted (SIGTERM)")
         assert list(run.checkpoints.glob("*.safetensors"))
-        assert wait_for(in_child(lambda: execute_run(task))) == 0
+        execute(task)
         assert Leases(run.attempts).read(2).resumed_from_step == status.step
     assert outcome_of(run) == undisturbed[1]
 
@@ -210,24 +205,16 @@ def test_a_disk_that_fills_up_at_any_point_loses_nothing(undisturbed, tmp_path):
     mount.mkdir()
     inside = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
     probe = [unshare or "unshare", *inside, "mount", "-t", "tmpfs", "none", str(mount)]
-    if (
-        unshare is None
-        or subprocess.run(probe, capture_output=True, check=False).returncode
-    ):
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    if unshare is None or run(probe).returncode:
         pytest.skip("this system does not let the test mount a tmpfs")
     script = tmp_path / "full.py"
-    script.write_text(
-        textwrap.dedent(FULL_DISK.format(here=str(HERE), mount=str(mount)))
-    )
+    code = FULL_DISK.format(here=str(HERE), mount=str(mount))
+    script.write_text(textwrap.dedent(code))
     command = (
         f"mount -t tmpfs -o size=3m none {mount} && exec {sys.executable} {script}"
     )
-    process = subprocess.run(
-        [unshare, *inside, "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run([unshare, *inside, "sh", "-c", command])
     assert process.returncode == 0, process.stderr
     ends, outcome, log = json.loads(process.stdout.splitlines()[-1])
     assert len(ends) > 1

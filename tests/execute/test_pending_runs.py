@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from four_runs import requests_of
@@ -15,7 +16,7 @@ from ablate.execute.pending_runs import copy_results, find_todo, stop_unneeded
 from ablate.execute.pending_runs import requests_of as requests_of_plan
 from ablate.plan import build_plan
 from ablate.run.command import Command, reading_of
-from ablate.run.config import ResourcesConfig
+from ablate.run.config import DataConfig, ResourcesConfig
 from ablate.store import Status, StudyStore
 from ablate.store.leases import Leases
 from ablate.study import load_study
@@ -49,49 +50,38 @@ def change(run, *, state="finished", **environment):
     run.write_status(Status(state=state, attempt=1, tokens=30, step=3))
 
 
+def contents(run):
+    files = filter(Path.is_file, run.path.rglob("*"))
+    return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
+
+
 def test_a_result_comes_whole_with_its_ledger(two):
     there, here, requests = two
     source, run = (store.run(requests[0].run_id) for store in (there, here))
     source.checkpoints.mkdir()
     source.stop_path.write_text("of the neighbour alone")
-    config = requests[0].config
-    request = replace(
-        requests[0],
-        config=replace(config, data=replace(config.data, paths=["/elsewhere"])),
-    )
+    config = replace(requests[0].config, data=DataConfig(paths=["/elsewhere"]))
+    request = replace(requests[0], config=config)
     # asked for before, never begun
     here.run(requests[1].run_id).create(asdict(requests[1].config))
     # by a driver that was killed
     leftover = here.path / "runs" / ".taken" / requests[0].run_id
     leftover.mkdir(parents=True)
     (leftover / "status.json").write_text("half")
-    assert copy_results(here, [request, requests[1]]) == {
-        one.run_id: "there" for one in requests[:2]
-    }
-    assert run.config() == json.loads(json.dumps(asdict(request.config)))
+    ids = [request.run_id for request in requests[:2]]
+    assert copy_results(here, [request, requests[1]]) == dict.fromkeys(ids, "there")
+    assert run.config() == json.loads(json.dumps(asdict(config)))
     assert run.state() == "finished"
-    names = (
-        "attempts/1.json",
-        "attempts/1.log",
-        "diagnostics.jsonl",
-        "environment.json",
-        "metrics.jsonl",
-    )
-    files = {
-        str(path.relative_to(run.path))
-        for path in run.path.rglob("*")
-        if path.is_file()
-    }
-    assert files == {*names, "config.json", "status.json", "attempts/2.json"}
+    files, files_there = map(contents, (run, source))
+    del files_there["stop"]
+    changed = {"config.json", "status.json", "attempts/2.json"}
+    assert files.keys() == files_there.keys() | changed
+    assert all(files[name] == files_there[name] for name in files.keys() - changed)
     # the claim that kept others away
     assert Leases(run.attempts).read(2).outcome == "superfluous"
-    assert all(
-        (run.path / name).read_bytes() == (source.path / name).read_bytes()
-        for name in names
-    )
     todo = find_todo(here, requests)
     assert (todo.runs, todo.num_ended) == (tuple(requests[2:]), 2)
-    assert here.begun() == {request.run_id for request in requests[:2]}
+    assert here.begun() == set(ids)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +138,14 @@ def test_a_run_that_was_begun_here_goes_on_here(two, monkeypatch):
 
     monkeypatch.setattr(shutil, "copytree", copy_and_lose_the_next)
     # nowhere else
-    unshared = [
-        replace(requests[3], **{name: True}) for name in ("keep_weights", "records")
+    requests[3:] = [
+        replace(requests[3], keep_weights=True),
+        replace(requests[3], records=True),
     ]
-    assert list(copy_results(here, [*requests[:3], *unshared])) == [requests[1].run_id]
+    assert list(copy_results(here, requests)) == [requests[1].run_id]
     assert held[0].is_mine()
-    assert {
-        here.run(request.run_id).state() for request in (requests[0], *requests[2:])
-    } == {"pending"}
+    states = [here.run(request.run_id).state() for request in requests]
+    assert states == ["pending", "finished", "pending", "pending", "pending"]
 
 
 def test_the_run_whose_routes_another_replays_records_them():
@@ -164,12 +154,11 @@ def test_the_run_whose_routes_another_replays_records_them():
         lambda _: DataIdentity(digest="d", vocab_size=256, num_bytes=1),
     )
     asked = requests_of_plan(plan, {run.id for _, run in plan.runs()}, {})
-    assert {run.run_id for run in asked if run.records} == {
-        run.id for run in plan.arm("bf16").runs
-    }
-    for run in asked:
-        if (original := run.config.original) is not None:
-            assert next(one for one in asked if one.records and one.config == original)
+    recorded = [run for run in asked if run.records]
+    assert {run.run_id for run in recorded} == {run.id for run in plan.arm("bf16").runs}
+    originals = [run.config.original for run in asked if run.config.original]
+    assert originals
+    assert all(original in [run.config for run in recorded] for original in originals)
 
 
 def test_what_nobody_needs_is_left_out_and_marked(two):

@@ -163,25 +163,23 @@ def test_a_fork_of_what_has_diverged_or_failed_does_not_begin(tmp_path, arms):
     def forked(*names):
         return Here(tmp_path, "study", arms, *names).tasks["forked"]
 
-    def reason(*names, **status):
-        parent.write_status(Status(**status))
-        return why_it_cannot_begin(forked(*names or ["forked"]))
-
-    start = f"the run that it forks from, {parent.run_id}, "
-    assert reason(state="pending") is None
-    assert (
-        reason(state="diverged", step=3, message="bad loss")
-        == f"{start}diverged before the fork: bad loss"
-    )
-    # after the fork: it trains the common steps itself
-    assert reason(state="diverged", step=7) is None
-    # alone it does not wait for it
-    assert reason(state="failed", message="full") is None
     both = "bf16", "forked"
-    assert (
-        reason(*both, state="failed", message="full")
-        == f"{start}failed before the fork: full"
-    )
+    for names, status, fault in (
+        (["forked"], {"state": "pending"}, None),
+        (
+            ["forked"],
+            {"state": "diverged", "step": 3, "message": "bad loss"},
+            "diverged before the fork: bad loss",
+        ),
+        # after the fork: it trains the common steps itself
+        (["forked"], {"state": "diverged", "step": 7}, None),
+        # alone it does not wait for it
+        (["forked"], {"state": "failed", "message": "full"}, None),
+        (both, {"state": "failed", "message": "full"}, "failed before the fork: full"),
+    ):
+        parent.write_status(Status(**status))
+        said = fault and f"the run that it forks from, {parent.run_id}, {fault}"
+        assert why_it_cannot_begin(forked(*names)) == said
     parent.write_status(Status())
     parent.checkpoints.mkdir()
     # past the place it holds nothing

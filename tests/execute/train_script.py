@@ -3,8 +3,6 @@
 It fits one number by noisy gradient steps; options make it fail in the ways of real trainers.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random
@@ -30,7 +28,7 @@ for name in FLAGS:
     parser.add_argument(f"--{name}", action="store_true")
 options = parser.parse_args()
 
-asked_to_end: list[int] = []
+asked_to_end = []
 signal.signal(
     signal.SIGTERM,
     signal.SIG_IGN if options.deaf else lambda number, _: asked_to_end.append(number),
@@ -45,7 +43,7 @@ if state.exists():
     weight = float(words[1])
 
 
-def meet(step: int) -> None:
+def meet(step):
     """Wait until all nodes are there, as a collective operation does."""
     (options.save / f"{options.meet} {options.node} {step}").touch()
     while not all(

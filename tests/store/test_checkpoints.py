@@ -1,6 +1,6 @@
 """Checkpoints: whole or not there, whatever happens to the files."""
 
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import safetensors.torch
@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from ablate.base.files import hash_of, write_record
 from ablate.store.checkpoints import (
     FORMAT,
+    Snapshot,
     checkpointed_rows,
     load_newest,
     load_step,
     save_manifest,
     save_part,
 )
+from tests.exhaustive import rest_exhaustive
 
 ROWS = b'{"a":1}\n{"a":2}\n'
 
@@ -38,47 +40,37 @@ def save(folder, metrics):
     """Write a checkpoint as so many processes do, each with its rows of the weight; return what it holds."""
 
     def save(step, *, count=8, processes=1):
-        generator = torch.Generator().manual_seed(step)
+        draw = partial(torch.randn, generator=torch.Generator().manual_seed(step))
         tensors = {
-            "model.w": torch.randn(7, 5, generator=generator),
-            "model.b": torch.randn(5, generator=generator).to(torch.bfloat16),
+            "model.w": draw(7, 5),
+            "model.b": draw(5).to(torch.bfloat16),
             "model.steps": torch.arange(6).view(2, 3),
             "optimizer.0.step": torch.tensor(float(step)),
-            "model.t": torch.randn(4, 3, generator=generator).t(),
+            "model.t": draw(4, 3).t(),
         }
-        numbers = {
-            "evaluations_above_bound": 1,
-            "window": {"loss": 0.1 + 0.2, "steps": step},
-        }
+        numbers = {"evaluations_above_bound": 1, "window": {"loss": 0.1 + 0.2}}
         rows = {metrics.name: (count, hash_of(metrics.read_bytes()[:count]))}
         parts = []
-        chunks = torch.chunk(tensors["model.w"], processes)
-        for index in range(processes):
-            tensors_of_process = tensors | {
-                "model.w": chunks[index] if index < len(chunks) else chunks[0][:0]
-            }
-            parts.append(
-                save_part(
-                    folder, step, tensors_of_process, index=index, count=processes
-                )
-            )
+        for index, weight in enumerate(
+            torch.tensor_split(tensors["model.w"], processes)
+        ):
+            of_process = tensors | {"model.w": weight}
+            part = save_part(folder, step, of_process, index=index, count=processes)
+            parts.append(part)
         sharded = {"model.w"} if processes > 1 else ()
         save_manifest(folder, step, parts, numbers=numbers, rows=rows, sharded=sharded)
-        return SimpleNamespace(step=step, tensors=tensors, numbers=numbers)
+        return Snapshot(step=step, tensors=tensors, numbers=numbers)
 
     return save
 
 
 def same(loaded, saved):
+    tensors = loaded.whole()
     return (
-        loaded.step == saved.step
-        and loaded.numbers == saved.numbers
-        and loaded.tensors.keys() == saved.tensors.keys()
-        and all(
-            torch.equal(read, tensor) and read.dtype == tensor.dtype
-            for name, tensor in saved.tensors.items()
-            for read in [loaded.tensors[name].read(slice(None))]
-        )
+        (loaded.step, loaded.numbers) == (saved.step, saved.numbers)
+        and tensors.keys() == saved.tensors.keys()
+        and all(torch.equal(tensors[name], saved.tensors[name]) for name in tensors)
+        and tensors["model.b"].dtype == torch.bfloat16
     )
 
 
@@ -100,24 +92,16 @@ def test_the_last_two_are_kept_with_all_parts(folder, save):
     assert load_newest(folder) == (None, [])
     for step in (1, 2, 11, 10):
         save(step, processes=2)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        f"{step:012d}.{end}"
-        for step in (10, 11)
-        for end in ("0of2.safetensors", "1of2.safetensors", "json")
-    ]
+    ends = ("0of2.safetensors", "1of2.safetensors", "json")
+    kept = [f"{step:012d}.{end}" for step in (10, 11) for end in ends]
+    assert sorted(path.name for path in folder.iterdir()) == kept
     assert load_newest(folder)[0].step == 11
     (folder / "000000000011.1of2.safetensors").unlink()
     loaded, passed_over = load_newest(folder)
     assert (loaded.step, len(passed_over)) == (10, 1)
 
 
-@pytest.mark.parametrize(
-    "examples",
-    [
-        pytest.param(15, id="some"),
-        pytest.param(150, id="all", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.parametrize("examples", rest_exhaustive([15, 150], (15).__eq__))
 def test_a_flipped_bit_or_a_cut_anywhere_falls_back_to_the_one_before(
     folder, save, examples
 ):
@@ -175,13 +159,11 @@ def test_a_checkpoint_vouches_for_the_rows_before_it_and_is_none_without_them(
     metrics.write_bytes(ROWS + b'{"a":3}\n')
     assert checkpointed_rows(folder, metrics.name) == (ROWS, [])
     assert checkpointed_rows(folder, "diagnostics.jsonl") == (b"", [])
+    fault = "000000000002.json: the rows of metrics.jsonl before it are damaged"
+    before_it = ROWS[:8], [f"{folder}/{fault}"]
     for lost in (ROWS[:12], ROWS[:8] + b'{"a":7}\n'):  # in a power cut
         metrics.write_bytes(lost)
-        fault = "000000000002.json: the rows of metrics.jsonl before it are damaged"
-        assert checkpointed_rows(folder, metrics.name) == (
-            ROWS[:8],
-            [f"{folder}/{fault}"],
-        )
+        assert checkpointed_rows(folder, metrics.name) == before_it
         loaded, passed_over = load_newest(folder)
         assert (loaded.step, passed_over) == (1, [f"checkpoint {fault}"])
     metrics.write_bytes(b'{"a":7}\n')

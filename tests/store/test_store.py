@@ -15,15 +15,10 @@ from ablate.store.study_lock import is_running, kept_still, running
 
 
 def plan_of(target):
-    arm = LockedArm(
-        name="a", differs={"model.width": (1, 2)}, runs=(LockedRun(id="0a", seed=1),)
-    )
-    return LockedPlan(
-        study="s",
-        baseline="a",
-        target=Target(kind="val_loss", value=target),
-        arms=(arm,),
-    )
+    runs = (LockedRun(id="0a", seed=1),)
+    arm = LockedArm(name="a", differs={"model.width": (1, 2)}, runs=runs)
+    target = Target(kind="val_loss", value=target)
+    return LockedPlan(study="s", baseline="a", target=target, arms=(arm,))
 
 
 FIRST = plan_of(1.0)
@@ -50,11 +45,7 @@ def test_status_round_trips_and_ignores_what_it_does_not_know(tmp_path):
     assert run.status() == Status()
     assert (run.metrics(), run.environment()) == ([], {})
     run.create({"seed": 1})
-    run.write_status(
-        Status(
-            state="diverged", attempt=2, tokens=7, message="non-finite training loss"
-        )
-    )
+    run.write_status(Status(state="diverged", attempt=2, tokens=7, message="nan"))
     content = read_record(run.status_path)
     assert content["updated_unix"] > 1e9
     write_record(run.status_path, content | {"later": True})
