@@ -57,8 +57,9 @@ def write_shards(texts: list[str], folder: Path, shards: int) -> None:
 def stages(folder: Path, tokenizer: Path) -> None:
     """Print what one process does of each stage, alone."""
     from ablate.data.documents import Documents, ValidationSide, encoded, file_documents
+    from ablate.data.hub import find_tokenizer
     from ablate.data.sources import find_files
-    from ablate.data.tokenise import END_OF_TEXT, open_json
+    from ablate.data.tokenise import open_json
 
     def read(name: str) -> list[bytes]:
         (file,) = find_files([str(folder / name)], ())
@@ -66,7 +67,7 @@ def stages(folder: Path, tokenizer: Path) -> None:
 
     texts = read("train.00000*")
     side = ValidationSide(Documents(read("validation*"), folder / "validation.txt"))
-    opened = open_json(tokenizer, END_OF_TEXT)
+    opened = open_json(find_tokenizer(str(tokenizer)))
     work: dict[str, Callable[[], object]] = {
         "decompress and parse": lambda: read("train.00000*"),
         "hash documents": lambda: Documents(texts),

@@ -51,11 +51,13 @@ def num_validation_windows(
     windows = -(-eval_tokens // seq_len)
     there = max(0, (num_validation_tokens - 1) // seq_len)
     if windows > there:
-        fewer = f"lower training.eval_tokens to {there * seq_len} or less, or name more data.validation_paths"
+        hint = "lower training.seq_len or add text"
+        if there:
+            hint = f"lower training.eval_tokens to {there * seq_len} or less, or name more data.validation_paths"
         raise UserError(
             f"the validation text has {num_validation_tokens} tokens, but training.eval_tokens asks for "
             f"{windows} sequences of {seq_len} + 1",
-            hint=fewer if there else "lower training.seq_len or add text",
+            hint=hint,
         )
     return windows
 
@@ -99,7 +101,6 @@ def validation_batches(
     seq_len: int,
     eval_tokens: int,
     batch_size: int,
-    *,
     which: Literal["spread", "first"] = "spread",
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the same windows for every run, in order: spread evenly over the validation tokens, or the first.

@@ -36,15 +36,13 @@ import numpy as np
 from ablate.base.errors import UserError
 from ablate.base.files import parse_json
 from ablate.data.identity import held_out_size
-from ablate.data.sources import text_of, unreadable
+from ablate.data.sources import SourceFile, text_of, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from ablate.data.sources import SourceFile
 
     Hashes = NDArray[np.uint64]
 
@@ -134,9 +132,11 @@ def _read(file: SourceFile, *, by_line: bool) -> Iterator[tuple[int, str]]:
                 yield line_number + 1, chunk
                 line_number += chunk.count("\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        after = " after this line" if line_number else ""
+        fault = "gzip data is damaged"
+        if line_number:
+            fault += " after this line"
         raise UserError(
-            f"gzip data is damaged{after}: {error}",
+            f"{fault}: {error}",
             file=file.path,
             line=line_number or None,
             hint="the download or copy is incomplete; fetch the file again",

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ablate.base.errors import UserError, first_line
 from ablate.base.files import parse_json
 from ablate.data.sources import (
+    ANY_SUFFIX,
     SourceFile,
     content_hashes,
     find_files,
@@ -38,7 +39,7 @@ from ablate.data.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from ablate.run.config import DataConfig, ModelConfig
 
@@ -95,31 +96,30 @@ def find_data_set(data: DataConfig) -> HubSource:
         )
     name, _, revision = paths[0].partition("@")
     folder = Path(paths[0]).expanduser()
-    files = tuple(find_files([str(folder)], ())) if folder.is_dir() else ()
+    files = tuple(find_files([str(folder)], ANY_SUFFIX)) if folder.is_dir() else ()
     if not files and data.max_bytes is None:
         raise UserError(
             "data.max_bytes is missing, but data.source: hub needs it",
             hint="a data set on the hub is streamed; say how much text to take, such as 1_000_000_000",
         )
-    commit = None if files else revision
-    if not files and not _COMMIT.fullmatch(revision):
+    commit: str | None = revision
+    if files:
+        name = str(folder.absolute())
+        commit = None
+    elif not _COMMIT.fullmatch(revision):
         from huggingface_hub import HfApi
 
         try:
-            commit = str(
-                HfApi().dataset_info(name, revision=revision or None, timeout=20).sha
-            )
+            info = HfApi().dataset_info(name, revision=revision or None, timeout=20)
         except Exception as error:
             # offline, unknown name, no rights, proxy: many types, one remedy
-            raise _unusable(
-                name,
-                error,
-                f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline",
-            ) from error
+            hint = f"check the name and the connection; pinned as {name}@<40-digit commit> it plans offline"
+            raise _unusable(name, error, hint) from error
+        commit = info.sha
     return HubSource(
-        name=str(folder.absolute()) if files else name,
-        configuration=paths[1] if len(paths) == 2 else None,
-        validation_split=validation_paths[0] if validation_paths else None,
+        name=name,
+        configuration=next(iter(paths[1:]), None),
+        validation_split=next(iter(validation_paths), None),
         commit=commit,
         files=files,
     )
@@ -133,11 +133,8 @@ def documents(source: HubSource, split: str, text_field: str) -> Iterator[str]:
     except UserError:
         raise
     except Exception as error:
-        raise _unusable(
-            source.name,
-            error,
-            f"check the name, the configuration and the split '{split}'",
-        ) from error
+        hint = f"check the name, the configuration and the split '{split}'"
+        raise _unusable(source.name, error, hint) from error
 
 
 def _rows(source: HubSource, split: str) -> Any:
@@ -145,9 +142,7 @@ def _rows(source: HubSource, split: str) -> Any:
 
     folder = Path(source.name)
     has_splits = (folder / "dataset_dict.json").is_file()
-    is_saved = has_splits or all(
-        (folder / name).is_file() for name in ("state.json", "dataset_info.json")
-    )
+    is_saved = has_splits or (folder / "state.json").is_file()
     if not (source.files and is_saved):
         return datasets.load_dataset(
             source.name,
@@ -179,9 +174,7 @@ def _unusable(name: str, error: Exception, hint: str) -> UserError:
     )
 
 
-def _from_hub(
-    name: str, key: str, needed: Sequence[str], optional: Sequence[str]
-) -> Path:
+def _from_hub(name: str, key: str, needed: Iterable[str], optional: str) -> Path:
     """Find the folder with these files of a repository in the local hub cache, or else download them."""
     if (
         name.startswith((".", "/", "~"))
@@ -202,7 +195,7 @@ def _from_hub(
                 snapshot_download(
                     repository,
                     revision=revision or None,
-                    allow_patterns=[*needed, *optional],
+                    allow_patterns=[*needed, optional],
                     local_files_only=local,
                 )
             )
@@ -241,56 +234,52 @@ def find_tokenizer(name: str) -> HfTokenizer:
     """
     path = Path(name).expanduser()
     if not path.exists():
-        path = _from_hub(
-            name, "tokenizer", ["tokenizer.json"], ["tokenizer_config.json"]
-        )
-    json_path = path / "tokenizer.json" if path.is_dir() else path
+        path = _from_hub(name, "tokenizer", ["tokenizer.json"], "tokenizer_config.json")
+    if path.is_dir():
+        path /= "tokenizer.json"
     try:
-        content = json_path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(
             "no such file",
-            file=json_path,
+            file=path,
             hint="only fast tokenizers can be used; save one with tokenizers' Tokenizer.save",
         ) from None
     except OSError as error:
-        raise unreadable(json_path, error) from error
+        raise unreadable(path, error) from error
     try:
         value = parse_json(content)
         tokens = value["model"]["vocab"]
         if isinstance(tokens, list):  # Unigram: [[piece, score], …]
             tokens = {piece: index for index, (piece, _) in enumerate(tokens)}
-        tokens |= {
-            token["content"]: token["id"] for token in value.get("added_tokens") or []
-        }
+        for token in value.get("added_tokens") or []:
+            tokens[token["content"]] = token["id"]
         vocab_size = max(tokens.values()) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             "is not a tokenizer",
-            file=json_path,
+            file=path,
             hint="expected the file that tokenizers' Tokenizer.save writes",
         ) from error
-    named = None
+    named: Any = None
     with suppress(OSError, ValueError, AttributeError):
-        named = parse_json(
-            json_path.with_name("tokenizer_config.json").read_bytes()
-        ).get("eos_token")
+        named = parse_json(path.with_name("tokenizer_config.json").read_bytes()).get(
+            "eos_token"
+        )
     if isinstance(named, dict):
         named = named.get("content")
-    end_of_text = next(
-        (token for token in (named, *_USUAL_END_TOKENS) if token in tokens), None
-    )
-    if end_of_text is None:
-        raise UserError(
-            "the tokenizer has no end-of-text token",
-            file=json_path,
-            hint="put a tokenizer_config.json with eos_token beside it",
-        )
-    return HfTokenizer(
-        json_path=json_path,
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-        content_hash=hashlib.sha256(content).hexdigest(),
+    for end_of_text in (named, *_USUAL_END_TOKENS):
+        if end_of_text in tokens:
+            return HfTokenizer(
+                json_path=path,
+                vocab_size=vocab_size,
+                end_of_text=end_of_text,
+                content_hash=hashlib.sha256(content).hexdigest(),
+            )
+    raise UserError(
+        "the tokenizer has no end-of-text token",
+        file=path,
+        hint="put a tokenizer_config.json with eos_token beside it",
     )
 
 
@@ -309,9 +298,8 @@ def config_folder(name: str, *, weights: bool = False) -> Path:
             if not any(folder.glob(pattern)):
                 raise UserError(f"model.hf: no {pattern} in {name}", hint=hint)
         return folder
-    return _from_hub(
-        name, "model.hf", list(needed), ["*.safetensors.index.json"] if weights else []
-    )
+    # without weights the repository's index of them costs next to nothing
+    return _from_hub(name, "model.hf", needed, "*.safetensors.index.json")
 
 
 def hf_digest(model: ModelConfig) -> str:
@@ -330,8 +318,7 @@ def hf_digest(model: ModelConfig) -> str:
         files = [
             file for file in find_files([str(folder)], _WEIGHTS) if "/" not in file.name
         ]
-        for file, content in zip(
-            files, content_hashes(files, f"hf {folder.absolute()}"), strict=True
-        ):
+        hashes = content_hashes(files, f"hf {folder.absolute()}")
+        for file, content in zip(files, hashes, strict=True):
             digest.update(f"\n{file.name} {content}".encode())
     return digest.hexdigest()

@@ -13,21 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sysconfig
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import Problem, UserError
 from ablate.data.hub import HfTokenizer, HubSource, find_data_set, find_tokenizer
-from ablate.data.sources import (
-    JSON_SUFFIXES,
-    TEXT_SUFFIXES,
-    TOKEN_SUFFIXES,
-    SourceFile,
-    content_hashes,
-    find_files,
-    stdlib_files,
-)
+from ablate.data.sources import SourceFile, content_hashes, corpus_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,72 +61,61 @@ def identify(data: DataConfig) -> DataIdentity:
     Raises:
         UserError: the corpus cannot be used as configured; lists every problem, one line each.
     """
-    problems = [
-        Problem(what=f"data: {what}", hint=hint) for what, _, hint in field_faults(data)
-    ]
+    problems = []
+    for what, _, hint in field_faults(data):
+        problems.append(Problem(what=f"data: {what}", hint=hint))
     if problems:
         raise UserError(*problems)
-    hub = find_data_set(data) if data.source == "hub" else None
-    if data.tokenizer == "hf" and data.tokenizer_path:
-        hf = find_tokenizer(data.tokenizer_path)
-    else:
-        hf = None
-    if hf is not None and data.vocab_size not in (None, hf.vocab_size):
-        raise UserError(
-            f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}",
-            file=hf.json_path,
-            hint="is it the one that was meant?",
-        )
-    validation: list[SourceFile] = []
-    if data.source == "stdlib":
-        train = stdlib_files()
-    elif hub is not None:
-        train = list(hub.files)
-    else:
-        suffixes = {
-            "text": TEXT_SUFFIXES,
-            "jsonl": JSON_SUFFIXES,
-            "tokens": TOKEN_SUFFIXES,
-        }[data.source]
-        train = find_files(data.paths, suffixes)
-        validation = find_files(data.validation_paths, suffixes)
-    files = (*train, *validation)
-    if data.paths:
-        places = [*data.paths, "", *data.validation_paths]
-    else:
-        places = [sysconfig.get_path("stdlib")]
-    hashes = content_hashes(
-        files, "\n".join([data.source, *map(os.path.abspath, places)])
-    )
-    hash_at = dict(zip((file.path for file in files), hashes, strict=True))
-    if data.source == "tokens":
-        _check_token_files(data.token_dtype, train, validation, hash_at)
-    # By name and content: the location of the files does not count, even if names are equal.
-    for side in (train, validation):
-        side.sort(key=lambda file: (file.name, hash_at[file.path]))
-    if hf is not None:
-        vocab_size = hf.vocab_size
-        tokenizer: Any = hf.identity()
-    else:
-        vocab_size = data.vocab_size or BYTES_VOCABULARY
-        tokenizer = data.tokenizer if data.source != "tokens" else None
-    content = {
+    is_tokens = data.source == "tokens"
+    content: dict[str, Any] = {
         "rules": RULES_VERSION,
         "source": data.source,
-        "train": [(file.name, hash_at[file.path]) for file in train],
-        "validation": [(file.name, hash_at[file.path]) for file in validation],
-        "hub": hub.identity() if hub else None,
-        "text_field": data.text_field if data.source in ("jsonl", "hub") else None,
+        "hub": None,
+        "text_field": None,
         "max_bytes": data.max_bytes,
-        "token_dtype": data.token_dtype if data.source == "tokens" else None,
-        "tokenizer": tokenizer,
-        "vocab_size": vocab_size,
+        "token_dtype": None,
+        "tokenizer": data.tokenizer,
+        "vocab_size": data.vocab_size or BYTES_VOCABULARY,
     }
+    if is_tokens:
+        content |= {"token_dtype": data.token_dtype, "tokenizer": None}
+    elif data.source in ("jsonl", "hub"):
+        content["text_field"] = data.text_field
+    hf = None
+    if data.tokenizer_path is not None:
+        hf = find_tokenizer(data.tokenizer_path)
+        content |= {"tokenizer": hf.identity(), "vocab_size": hf.vocab_size}
+        if data.vocab_size not in (None, hf.vocab_size):
+            raise UserError(
+                f"the tokenizer has {hf.vocab_size:,} tokens, but data.vocab_size is {data.vocab_size:,}",
+                file=hf.json_path,
+                hint="is it the one that was meant?",
+            )
+    hub = None
+    validation: list[SourceFile] = []
+    if data.source == "hub":
+        hub = find_data_set(data)
+        content["hub"] = hub.identity()
+        train = list(hub.files)
+    else:
+        train = corpus_files(data.source, data.paths)
+        if data.validation_paths:
+            validation = corpus_files(data.source, data.validation_paths)
+    files = train + validation
+    places = map(os.path.abspath, [*data.paths, *data.validation_paths])
+    hashes = content_hashes(files, "\n".join([data.source, *places]))
+    hash_at = dict(zip((file.path for file in files), hashes, strict=True))
+    if is_tokens:
+        _check_token_files(data.token_dtype, train, validation, hash_at)
+    # By name and content: the location of the files does not count, even if names are equal.
+    for side, side_files in (("train", train), ("validation", validation)):
+        side_files.sort(key=lambda file: (file.name, hash_at[file.path]))
+        content[side] = [(file.name, hash_at[file.path]) for file in side_files]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     stored = sum(file.size for file in files)
     return DataIdentity(
         digest=digest,
-        vocab_size=vocab_size,
+        vocab_size=content["vocab_size"],
         num_bytes=min(stored or data.max_bytes or 0, data.max_bytes or stored),
         train=tuple(train),
         validation=tuple(validation),
@@ -152,15 +132,12 @@ def _check_token_files(
 ) -> None:
     """Reject files of another type, and a whole file on both sides: tokens have no documents to compare."""
     num_bytes = {"uint16": 2, "uint32": 4}[dtype]
-    problems = [
-        Problem(
-            file=file.path,
-            what=f"{file.size} bytes are no whole number of {dtype} tokens",
-            hint="set data.token_dtype to the type it was written with",
-        )
-        for file in (*train, *validation)
-        if file.size % num_bytes
-    ]
+    problems = []
+    for file in (*train, *validation):
+        if file.size % num_bytes:
+            fault = f"{file.size} bytes are no whole number of {dtype} tokens"
+            hint = "set data.token_dtype to the type it was written with"
+            problems.append(Problem(file=file.path, what=fault, hint=hint))
     if problems:
         raise UserError(*problems)
     in_training = {hash_at[file.path]: file.path for file in train}

@@ -118,14 +118,15 @@ def load(folder: Path) -> TokenFiles:
         meta = read_record(folder / _META)
         if meta["format"] != _FORMAT:
             raise _damaged(folder, f"has format {meta['format']}, not {_FORMAT}")
-        content = {
-            field.name: meta[field.name]
-            for field in fields(TokenFiles)
-            if field.name != "folder"
-        }
         # Joining an absolute path gives that path.
-        content |= {name: folder / content[name] for name in ("train", "validation")}
-        files = TokenFiles(folder=folder, **content)
+        paths = {
+            "folder": folder,
+            "train": folder / meta["train"],
+            "validation": folder / meta["validation"],
+        }
+        files = TokenFiles(
+            **{field.name: (meta | paths)[field.name] for field in fields(TokenFiles)}
+        )
         written = [files.train, files.validation]
         if meta["in_place"] is not None:
             status = files.train.stat()

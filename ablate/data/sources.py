@@ -36,6 +36,12 @@ TEXT_SUFFIXES = (
 )  # fmt: skip
 JSON_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 TOKEN_SUFFIXES = (".bin", ".tokens")
+ANY_SUFFIX = ("",)
+_SUFFIXES = {
+    "text": TEXT_SUFFIXES,
+    "jsonl": JSON_SUFFIXES,
+    "tokens": TOKEN_SUFFIXES,
+}
 
 # Tests repeat each other and hold odd encodings; the other folders are not the library's own text.
 _STDLIB_SKIPPED = {
@@ -65,6 +71,13 @@ class SourceFile:
     ctime_ns: int
 
 
+def corpus_files(source: str, paths: Sequence[str]) -> list[SourceFile]:
+    """List the files of a corpus that is no data set of the hub, as ``find_files``."""
+    if source == "stdlib":
+        return stdlib_files()
+    return find_files(paths, _SUFFIXES[source])
+
+
 def stdlib_files() -> list[SourceFile]:
     """List the Python sources of the running interpreter's standard library.
 
@@ -89,7 +102,7 @@ def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[SourceFi
     """List the files of all paths, each once, sorted by name.
 
     ``suffixes`` select among the files of a folder; a file given by name or matched by a glob is always
-    taken. An empty tuple takes every file of a folder.
+    taken. ``ANY_SUFFIX`` takes every file of a folder.
     """
     files: dict[str, SourceFile] = {}
     problems: list[Problem] = []
@@ -125,9 +138,7 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     missing = []
     for shard in shards:
         before = len(files)
-        for match in (
-            [shard] if os.path.lexists(shard) else glob.iglob(shard, recursive=True)  # noqa: PTH207
-        ):
+        for match in glob.iglob(shard, recursive=True):  # noqa: PTH207
             if os.path.isfile(match):  # noqa: PTH113
                 files.append(stat_file(match, os.path.relpath(match, base)))
             elif match == shard:
@@ -141,7 +152,9 @@ def _expand(text: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
         return files
     hint = PATHS_HINT
     if len(shards) > 1:
-        shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        shown = ", ".join(missing[:8])
+        if len(missing) > 8:
+            shown += ", …"
         message = f"{len(missing)} of the {len(shards)} shards are missing: {shown}"
         hint = "fetch them, or name a range that is there"
     elif glob.has_magic(path):
@@ -180,7 +193,7 @@ def _shards(text: str, path: str) -> list[str]:
 def _walk(
     root: str, suffixes: tuple[str, ...], skipped: Collection[str] = ()
 ) -> Iterator[SourceFile]:
-    """Yield the files under a folder with one of these suffixes (all if empty), but no hidden ones."""
+    """Yield the files under a folder with one of these suffixes, but no hidden ones."""
 
     def refuse(error: OSError) -> None:
         raise UserError(
@@ -194,9 +207,7 @@ def _walk(
             name for name in folders if name not in skipped and not name.startswith(".")
         ]
         for name in names:
-            if not name.startswith(".") and (
-                not suffixes or name.lower().endswith(suffixes)
-            ):
+            if not name.startswith(".") and name.lower().endswith(suffixes):
                 path = f"{folder}/{name}"
                 yield stat_file(path, path[len(root) :].lstrip("/"))
 

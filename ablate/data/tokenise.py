@@ -26,6 +26,7 @@ position), or a NumPy ``.npy`` file (its header would be read as tokens).
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +46,7 @@ from ablate.data.documents import (
     file_documents,
     hold_out,
 )
-from ablate.data.identity import AT_LEAST_TOKENS, held_out_size
+from ablate.data.identity import AT_LEAST_TOKENS, DataIdentity, held_out_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ablate.data.identity import DataIdentity
     from ablate.data.sources import SourceFile
     from ablate.run.config import DataConfig
 
@@ -92,12 +92,13 @@ class JsonTokenizer:
     def encode(self, texts: Sequence[bytes]) -> NDArray[Any]:
         """Join the ids of all texts as uint32, each text followed by the end-of-text token."""
         decoded = [text.decode("utf-8", "replace") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
-        ids = (
-            np.array([*encoding.ids, self._end_id], dtype=np.uint32)
-            for encoding in encodings
-        )
-        return np.concatenate([np.empty(0, dtype=np.uint32), *ids])
+        ids: list[int] = []
+        for encoding in self._tokenizer.encode_batch_fast(
+            decoded, add_special_tokens=False
+        ):
+            ids += encoding.ids
+            ids.append(self._end_id)
+        return np.array(ids, dtype=np.uint32)
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json``, which decodes the tokens, beside them."""
@@ -127,11 +128,11 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> JsonTokenizer:
     return JsonTokenizer(backend, END_OF_TEXT)
 
 
-def open_json(path: Path, end_of_text: str) -> JsonTokenizer:
-    """Open a ``tokenizer.json`` of a BPE, or one found by ``hub.find_tokenizer``."""
+def open_json(found: hub.HfTokenizer) -> JsonTokenizer:
+    """Open what ``hub.find_tokenizer`` found."""
     from tokenizers import Tokenizer
 
-    return JsonTokenizer(Tokenizer.from_file(str(path)), end_of_text)
+    return JsonTokenizer(Tokenizer.from_file(str(found.json_path)), found.end_of_text)
 
 
 def prepare_text(
@@ -166,28 +167,26 @@ def prepare_text(
     dtype = np.dtype("<u2" if corpus.vocab_size <= 1 << 16 else "<u4")
 
     def write(
-        name: str, texts: Iterator[bytes], documents: Documents, **options: Any
+        name: str, texts: Iterator[bytes], side: ValidationSide | None, num_bytes: int
     ) -> Counter[str]:
-        num_bytes = int(documents.lengths.sum())
         counts = Counter[str]()
         with (folder / name).open("wb") as file:
-            for content, counts_of_batch in _encoded_batches(
-                texts, encode, dtype, **options
-            ):
-                file.write(content)
-                counts.update(counts_of_batch)
+            for tokens, counts_of_batch in _encoded_batches(texts, encode, side):
+                tokens.astype(dtype).tofile(file)
+                counts.update(counts_of_batch, tokens=len(tokens))
                 progress(min(1.0, counts["read"] / num_bytes), "tokenising")
         return counts
 
-    held_out = write("validation.bin", validation.texts(order), validation)
-    train = write("train.bin", training_text(), listed, side=side)
+    held_out = write(
+        "validation.bin", validation.texts(order), None, validation.lengths.sum()
+    )
+    train = write("train.bin", training_text(), side, listed.lengths.sum())
     near_copies = train["near copies"]
     if not train["documents"]:
+        fault = "there is no training text but validation text"
         if near_copies:
-            message = "all training text is nearly the same as"
-        else:
-            message = "there is no training text but"
-        raise UserError(f"{message} validation text", hint=_CHECK_PATHS)
+            fault = "all training text is nearly the same as validation text"
+        raise UserError(fault, hint=_CHECK_PATHS)
     spool.unlink()
     fetched.unlink(missing_ok=True)
     used = train["documents"] + near_copies
@@ -203,8 +202,6 @@ def prepare_text(
         "validation_bytes_per_token": held_out["bytes"] / held_out["tokens"],
         "train_bytes": train["bytes"],
         "validation_bytes": held_out["bytes"],
-        "train_documents": train["documents"],
-        "validation_documents": held_out["documents"],
         "copies_left_out": len(listed.lengths) - used,
         "near_copies_left_out": near_copies,
     }
@@ -240,7 +237,7 @@ def _tokenizer(
 ) -> tuple[Encode, str]:
     """Open or learn the tokeniser, and save it in the folder; return what encodes, and its description."""
     if corpus.hf is not None:
-        tokenizer = open_json(corpus.hf.json_path, corpus.hf.end_of_text)
+        tokenizer = open_json(corpus.hf)
         description = f"{data.tokenizer_path}, {corpus.hf.vocab_size} tokens"
     elif data.tokenizer == "bpe":
         progress(0.0, "learning the BPE")
@@ -255,19 +252,19 @@ def _tokenizer(
 def _encoded_batches(
     texts: Iterator[bytes],
     encode: Encode,
-    dtype: np.dtype[Any],
-    side: ValidationSide | None = None,
-) -> Iterator[tuple[bytes, dict[str, int]]]:
+    side: ValidationSide | None,
+) -> Iterator[tuple[NDArray[Any], dict[str, int]]]:
     """Yield the tokens of texts in their order, with counts of them and of what was left out.
 
     ``side``: the validation text that training text must not repeat.
     """
 
-    def encode_batch(batch: Sequence[bytes]) -> tuple[bytes, dict[str, int]]:
-        kept_texts, near_copies = (batch, 0) if side is None else side.leave_out(batch)
-        tokens = encode(kept_texts)
-        return tokens.astype(dtype).tobytes(), {
-            "tokens": len(tokens),
+    def encode_batch(batch: list[bytes]) -> tuple[NDArray[Any], dict[str, int]]:
+        kept_texts = batch
+        near_copies = 0
+        if side is not None:
+            kept_texts, near_copies = side.leave_out(batch)
+        return encode(kept_texts), {
             "documents": len(kept_texts),
             "bytes": sum(map(len, kept_texts)),
             "read": sum(map(len, batch)),
@@ -275,7 +272,7 @@ def _encoded_batches(
         }
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        waiting: deque[Future[tuple[bytes, dict[str, int]]]] = deque()
+        waiting: deque[Future[Any]] = deque()
         # The empty batches at the end are never waited for: they let the others out of the queue.
         for batch in chain(_batches(texts), [[]] * _AT_ONCE):
             waiting.append(pool.submit(encode_batch, batch))
@@ -338,9 +335,7 @@ def prepare_tokens(
         )
     progress(0.0, "checking tokens")
 
-    def write(
-        name: str | None, files: Sequence[SourceFile], start: int, stop: int
-    ) -> int:
+    def write(name: str, files: Sequence[SourceFile], start: int, stop: int) -> int:
         """Check the tokens ``start`` to ``stop`` of the joined files; write them to ``name``; count them."""
         count = 0
         with (folder / name).open("wb") if name else nullcontext() as written:
@@ -350,23 +345,24 @@ def prepare_tokens(
                     chunk.tofile(written)
         return count
 
-    in_place = corpus.train[0] if len(corpus.train) == 1 else None
-    train_tokens = write(
-        None if in_place else "train.bin", corpus.train, 0, total - held_out
-    )
+    train = name = "train.bin"
+    in_place = None
+    if len(corpus.train) == 1:
+        name = ""
+        train = corpus.train[0].path
+        in_place = [corpus.train[0].size, corpus.train[0].mtime_ns]
+    train_tokens = write(name, corpus.train, 0, total - held_out)
+    held_out_from = (corpus.train, total - held_out, total)
     if corpus.validation:
-        validation_tokens = write("validation.bin", corpus.validation, 0, 1 << 62)
-    else:
-        validation_tokens = write(
-            "validation.bin", corpus.train, total - held_out, total
-        )
+        held_out_from = (corpus.validation, 0, sys.maxsize)
+    validation_tokens = write("validation.bin", *held_out_from)
     if not validation_tokens:
         raise UserError(
             "no tokens", file=corpus.validation[0].path, hint="check the file"
         )
     return {
-        "train": in_place.path if in_place else "train.bin",
-        "in_place": [in_place.size, in_place.mtime_ns] if in_place else None,
+        "train": train,
+        "in_place": in_place,
         "dtype": data.token_dtype,
         "train_tokens": train_tokens,
         "validation_tokens": validation_tokens,

@@ -6,7 +6,6 @@ How it fails: ``UserError`` for missing or unsuitable input, with the option tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,7 @@ from ablate.data import hub, open_tokens, prepare
 from ablate.data.batches import batch, sequence_starts
 from ablate.data.documents import file_documents
 from ablate.data.identity import BYTES_VOCABULARY
-from ablate.data.sources import (
-    JSON_SUFFIXES,
-    TEXT_SUFFIXES,
-    TOKEN_SUFFIXES,
-    find_files,
-    stdlib_files,
-)
+from ablate.data.sources import JSON_SUFFIXES, TOKEN_SUFFIXES, corpus_files
 from ablate.data.tokenise import encode_bytes, open_json
 from ablate.recipes import (
     SHORT_RECIPES,
@@ -47,16 +40,16 @@ from ablate.run.config import (
 )
 from ablate.run.schedule import plan_steps
 from ablate.store import RunDir
-from ablate.store.checkpoints import Snapshot, load_newest
+from ablate.store.checkpoints import Snapshot, StoredTensor, load_newest
 from ablate.study.faults import Faults
 from ablate.study.source import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from ablate.store.checkpoints import StoredTensor
     from ablate.train.step import Trainee
 
 _SEQ_LEN = 512
@@ -93,7 +86,7 @@ def find_subject(
 ) -> Subject:
     """Find the subject that the command line describes."""
     folder = Path(model).expanduser()
-    model_options = {} if options is None else _mapping_of(options)
+    model_options = _mapping_of(options or "{}")
     if (folder / "config.json").is_file() and (folder / "attempts").is_dir():
         if model_options:
             raise UserError(
@@ -108,16 +101,21 @@ def find_subject(
             f"--options: the preset {model} takes none (a function or a Hugging Face model does)"
         )
     chosen = replace(chosen, options=model_options)
-    corpus = _data(
-        data, str(chosen.hf) if chosen.hf is not None and chosen.pretrained else None
-    )
+    corpus = _data(data, chosen.hf if chosen.pretrained else None)
     config = RunConfig(
-        model=chosen, data=corpus, data_digest="", vocab_size=_vocabulary(corpus),
-        recipe=recipe_of(recipe or "mxfp4"), backend="auto", seed=seed,
+        model=chosen,
+        data=corpus,
+        data_digest="",
+        vocab_size=_vocabulary(corpus),
+        recipe=recipe_of(recipe or "mxfp4"),
+        backend="auto",
+        seed=seed,
         training=TrainingConfig(
-            seq_len=seq_len or min(_SEQ_LEN, _positions(chosen)), batch_size=sequences, tokens=10**9
+            seq_len=seq_len or min(_SEQ_LEN, _positions(chosen)),
+            batch_size=sequences,
+            tokens=10**9,
         ),
-    )  # fmt: skip
+    )
     return Subject(config=config, weights=weights)
 
 
@@ -160,7 +158,7 @@ def recipe_of(text: str, *, option: str = "--recipe") -> Recipe:
     return recipe
 
 
-def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
+def tokens_of(subject: Subject) -> NDArray[np.int64]:
     """Read the tokens [sequences, seq_len + 1] to diagnose.
 
     A run's own text gives those of its first step; other text is read from its beginning, as far as needed.
@@ -170,31 +168,19 @@ def tokens_of(subject: Subject) -> np.ndarray[Any, Any]:
     seq_len = config.training.seq_len
     if subject.prepared is not None:
         train, _ = open_tokens(prepare(config.data, subject.prepared))
-        return batch(
-            train,
-            sequence_starts(config.seed, 0, sequences, seq_len, len(train)),
-            seq_len,
-        )
+        starts = sequence_starts(config.seed, 0, sequences, seq_len, len(train))
+        return batch(train, starts, seq_len)
     data = config.data
     encode: Any = encode_bytes
     if data.tokenizer_path is not None:
-        tokenizer = hub.find_tokenizer(data.tokenizer_path)
-        encode = open_json(tokenizer.json_path, tokenizer.end_of_text).encode
-    text_field = None
-    if data.source == "stdlib":
-        files = stdlib_files()
-    elif data.source == "jsonl":
-        files = find_files(data.paths, JSON_SUFFIXES)
-        text_field = data.text_field
-    else:
-        files = find_files(data.paths, TEXT_SUFFIXES)
+        encode = open_json(hub.find_tokenizer(data.tokenizer_path)).encode
+    text_field = data.text_field if data.source == "jsonl" else None
     tokens = np.zeros(0, dtype=np.int64)
-    for document in chain.from_iterable(
-        file_documents(file, text_field) for file in files
-    ):
-        tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
-        if len(tokens) > sequences * seq_len:
-            return batch(tokens, np.arange(sequences) * seq_len, seq_len)
+    for file in corpus_files(data.source, data.paths):
+        for document in file_documents(file, text_field):
+            tokens = np.append(tokens, encode([document.encode()]).astype(np.int64))
+            if len(tokens) > sequences * seq_len:
+                return batch(tokens, np.arange(sequences) * seq_len, seq_len)
     message = f"{len(tokens):,} tokens, but {sequences} sequences of {seq_len} need one more than that"
     raise UserError(
         f"--data: {message} (lower --seq-len or --sequences, or name more text)"
@@ -209,12 +195,12 @@ def load_weights(trainee: Trainee, found: Mapping[str, Tensor | StoredTensor]) -
     """
     from ablate.train.snapshot import restore_model
 
-    buffers = trainee.module.named_buffers()
-    tensors: dict[str, Any] = {
-        f"model.{name}": buffer for name, buffer in buffers if "amax_" in name
-    }
+    tensors: dict[str, Any] = {}
+    for name, buffer in trainee.module.named_buffers():
+        if "amax_" in name:
+            tensors[f"model.{name}"] = buffer
     for name, tensor in found.items():
-        if name.startswith("model.") and (name in tensors or "amax_" not in name):
+        if name in tensors or "amax_" not in name:
             tensors[name] = tensor
     restore_model(Snapshot(step=0, tensors=tensors, numbers={}), trainee.module)
 
@@ -241,7 +227,7 @@ def _of_run(
     plan = plan_steps(config.training)
     weights = "the weights at its end"
     trained_tokens = plan.tokens
-    tensors: Mapping[str, Tensor | StoredTensor] = {}
+    tensors: Mapping[str, Any] = {}
     checkpoint, passed_over = load_newest(run.checkpoints)
     if checkpoint is not None:
         weights = f"the checkpoint after step {checkpoint.step:,}"
@@ -249,10 +235,9 @@ def _of_run(
         trained_tokens = checkpoint.step * plan.tokens_per_step
     elif not run.weights.is_dir():
         settings = set_words(["keep_weights=true", "name=ANOTHER"])
-        again = command_line(
-            "run", "STUDY", *settings, storage=run.path.absolute().parents[2]
-        )
-        why = passed_over[0] if passed_over else f"train it again with: {again}"
+        storage = run.path.absolute().parents[2]
+        again = command_line("run", "STUDY", *settings, storage=storage)
+        why = [*passed_over, f"train it again with: {again}"][0]
         raise UserError(f"{run.path}: no weights were kept ({why})")
     elif model.hf is not None:
         model = replace(
@@ -260,10 +245,8 @@ def _of_run(
         )
     else:
         try:
-            tensors = {
-                f"model.{name}": tensor
-                for name, tensor in load_kept(config, run.weights).items()
-            }
+            kept = load_kept(config, run.weights)
+            tensors = {f"model.{name}": tensor for name, tensor in kept.items()}
         except (OSError, KeyError, ValueError) as error:
             raise UserError(
                 f"{run.weights}: cannot be read: {first_line(error)}"
@@ -273,10 +256,9 @@ def _of_run(
             raise UserError(
                 "--data: the run's tokenizer was trained on its own text (leave --data out)"
             )
-        corpus = _data(
-            data, config.data.tokenizer_path if config.data.tokenizer == "hf" else None
-        )
-        if (size := _vocabulary(corpus)) != config.vocab_size:
+        corpus = _data(data, config.data.tokenizer_path)
+        size = _vocabulary(corpus)
+        if size != config.vocab_size:
             message = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
             raise UserError(f"{message} (leave --data out to take the run's own text)")
         config = replace(config, data=corpus)
@@ -289,21 +271,23 @@ def _of_run(
     losses = [row["val_loss"] for row in run.metrics("eval")]
     return Subject(
         config=replace(config, model=model, training=training),
-        weights=weights, tensors=tensors, trained_tokens=trained_tokens,
+        weights=weights,
+        tensors=tensors,
+        trained_tokens=trained_tokens,
         prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
-        run=trained, reached=losses[len(losses) * 4 // 5] if losses else None,
-    )  # fmt: skip
+        run=trained,
+        reached=losses[len(losses) * 4 // 5] if losses else None,
+    )
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
     """Find a model without a run, and say in words where its weights come from."""
     random = f"random initial weights of seed {seed}"
+    path = str(folder.absolute())
     if model in PRESETS:
         return ModelConfig(**PRESETS[model]), random
     if ":" in model:
-        return ModelConfig(
-            function=str(folder.absolute()) if is_file(model) else model
-        ), random
+        return ModelConfig(function=path if is_file(model) else model), random
     if not folder.is_dir():
         if hint := likely(model, PRESETS, "", cutoff=0.75):
             raise UserError(f"no model '{model}' ({hint})")
@@ -314,10 +298,8 @@ def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
         )
         raise UserError(f"{model}: no model there ({hint})")
     if not any(folder.glob("*.safetensors")):
-        return ModelConfig(hf=str(folder.absolute())), random
-    return ModelConfig(
-        hf=str(folder.absolute()), pretrained=True
-    ), "the checkpoint in the folder"
+        return ModelConfig(hf=path), random
+    return ModelConfig(hf=path, pretrained=True), "the checkpoint in the folder"
 
 
 def _positions(model: ModelConfig) -> int:
@@ -329,17 +311,18 @@ def _positions(model: ModelConfig) -> int:
         content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    known = [content.get(key) for key in ("max_position_embeddings", "n_positions")]
-    return next(
-        (count for count in known if isinstance(count, int) and count > 0), _SEQ_LEN
-    )
+    for key in ("max_position_embeddings", "n_positions"):
+        count = content.get(key)
+        if isinstance(count, int) and count > 0:
+            return count
+    return _SEQ_LEN
 
 
 def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     """Choose the text to take tokens from; by default Python's standard library."""
-    words: dict[str, Any] = (
-        {"tokenizer": "hf", "tokenizer_path": tokenizer} if tokenizer else {}
-    )
+    words: dict[str, Any] = {}
+    if tokenizer is not None:
+        words = {"tokenizer": "hf", "tokenizer_path": tokenizer}
     if data is None:
         return DataConfig(source="stdlib", **words)
     if data.endswith(TOKEN_SUFFIXES):
@@ -348,14 +331,11 @@ def _data(data: str | None, tokenizer: str | None) -> DataConfig:
     path = Path(data).expanduser()
     if not path.exists():
         raise UserError(f"--data: no such file or folder {data}")
-    is_json = data.endswith(JSON_SUFFIXES)
-    return DataConfig(
-        source="jsonl" if is_json else "text", paths=[str(path.absolute())], **words
-    )
+    words["source"] = "jsonl" if data.endswith(JSON_SUFFIXES) else "text"
+    return DataConfig(paths=[str(path.absolute())], **words)
 
 
 def _vocabulary(data: DataConfig) -> int:
-    path = data.tokenizer_path
-    if path is None:
+    if data.tokenizer_path is None:
         return BYTES_VOCABULARY
-    return hub.find_tokenizer(path).vocab_size
+    return hub.find_tokenizer(data.tokenizer_path).vocab_size

@@ -4,7 +4,18 @@ import gzip
 import json
 import random
 
+import numpy as np
 import pytest
+
+from ablate.data import open_tokens
+
+
+def documents_of(files):
+    """Return the documents of both sides, from the tokens of a bytes tokeniser."""
+    return [
+        bytes(tokens.astype(np.uint8)).decode().split("\0")[:-1]
+        for tokens in open_tokens(files)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +28,8 @@ def user_cache(tmp_path_factory, monkeypatch):
 def _sentences(seed, count):
     rng = random.Random(seed)
     words = "a small model reads each window once and then never forgets what it has not seen"
-    return [
-        " ".join(rng.choices(words.split(), k=12)) + f" {seed}-{n}."
-        for n in range(count)
-    ]
+    sentences = [" ".join(rng.choices(words.split(), k=12)) for _ in range(count)]
+    return [f"{sentence} {seed}-{n}." for n, sentence in enumerate(sentences)]
 
 
 @pytest.fixture
@@ -54,12 +63,10 @@ def write_json():
 
     def write(path, documents, field="text"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = "".join(
-            json.dumps({field: text, "url": "x"}) + "\n" for text in documents
-        ).encode()
-        path.write_bytes(
-            gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
-        )
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "wt") as file:
+            for text in documents:
+                print(json.dumps({field: text, "url": "x"}), file=file)
         return path
 
     return write

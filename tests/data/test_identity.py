@@ -82,9 +82,8 @@ def test_content_names_and_every_relevant_field_count(
 
 def test_sizes(corpus):
     data = DataConfig(source="text", paths=[str(corpus)])
-    assert identify(data).num_bytes == sum(
-        path.stat().st_size for path in corpus.iterdir()
-    )
+    sizes = [path.stat().st_size for path in corpus.iterdir()]
+    assert identify(data).num_bytes == sum(sizes)
     bounded = identify(replace(data, max_bytes=1000, tokenizer="bpe", vocab_size=300))
     assert (bounded.num_bytes, bounded.vocab_size) == (1000, 300)
 
@@ -111,12 +110,9 @@ def test_token_files_of_another_type_or_on_both_sides_are_refused(
     token_files, tmp_path
 ):
     identify(token_files)
-    with pytest.raises(
-        UserError,
-        match=r"a\.bin: 198 bytes are no whole number of uint32 tokens \(set data",
-    ):
+    said = r"a\.bin: 198 bytes are no whole number of uint32 tokens \(set data"
+    with pytest.raises(UserError, match=said):
         identify(replace(token_files, token_dtype="uint32"))
-    with pytest.raises(
-        UserError, match=r"b\.bin: has the same content as the training file .*a\.bin"
-    ):
+    said = r"b\.bin: has the same content as the training file .*a\.bin"
+    with pytest.raises(UserError, match=said):
         identify(replace(token_files, validation_paths=[str(tmp_path / "b.bin")]))

@@ -49,10 +49,8 @@ def test_the_folder_is_named_by_the_digest_complete_made_once_and_may_move(
     assert listed(files.folder.parent) == [digest[:16]]
     assert prepare(data, tmp_path / "a" / "cache") == load(files.folder) == files
     train, validation = open_tokens(files)
-    assert (len(train), len(validation)) == (
-        files.train_tokens,
-        files.validation_tokens,
-    )
+    assert len(train) == files.train_tokens
+    assert len(validation) == files.validation_tokens
     assert train.dtype == np.dtype("<u2")
     with pytest.raises(ValueError, match="read-only"):
         train[0] = 1
@@ -80,18 +78,16 @@ def test_damage_is_found_named_and_mended(
     content = path.read_bytes()
     middle = len(content) // 2
     if damage == "a bit":
-        path.write_bytes(
-            content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        )
+        flipped = bytes([content[middle] ^ 1])
+        path.write_bytes(content[:middle] + flipped + content[middle + 1 :])
     elif damage == "format":
         write_record(path, read_record(path) | {"format": 1})
     elif damage == "open":
         path.chmod(0o666)
     else:
         path.unlink()
-    with pytest.raises(
-        UserError, match=f"no usable token files: .*{fault}.*\\(start the study again"
-    ):
+    said = f"no usable token files: .*{fault}.*\\(start the study again"
+    with pytest.raises(UserError, match=said):
         load(files.folder)
     notices = []
     assert prepare(data, tmp_path / "cache", notice=notices.append) == files
@@ -108,9 +104,8 @@ def test_tokens_of_another_user_where_everybody_can_write_are_refused(files):
     os.chown(files.folder, 65534, 65534)
     load(files.folder)  # a group's storage, or a file server's owners
     files.folder.parent.chmod(0o777)
-    with pytest.raises(
-        UserError, match="another user made it, and everybody can write to"
-    ):
+    said = "another user made it, and everybody can write to"
+    with pytest.raises(UserError, match=said):
         load(files.folder)
 
 
@@ -134,12 +129,8 @@ def hear(_fraction, what):
 data = DataConfig(source="text", paths={data.paths!r})
 print(prepare(data, Path({str(tmp_path / "cache")!r}), progress=hear).folder.name)
 """
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-        )
-        for _ in "12"
-    ]
+    command = [sys.executable, "-c", program]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in "12"]
     output = "".join(process.communicate()[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert output.count("worked") == 1
@@ -147,9 +138,7 @@ print(prepare(data, Path({str(tmp_path / "cache")!r}), progress=hear).folder.nam
 
 
 def test_without_locks_the_first_rename_wins(data, tmp_path, monkeypatch, work):
-    def refuse(*_args):
-        raise OSError(errno.ENOLCK, "No locks available")
-
+    refuse = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     results = []
 
     def another(*_):
@@ -178,13 +167,9 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(data, tmp_path, work)
 
 def test_a_cache_that_cannot_be_written_is_named(data, tmp_path, work):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        UserError,
-        match=r"cannot write the token cache: .*\(check free space and rights",
-    ):
+    said = r"cannot write the token cache: .*\(check free space and rights"
+    with pytest.raises(UserError, match=said):
         prepare(data, tmp_path / "file" / "cache")
     work.side_effect = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(
-        UserError, match=r"cannot write the token cache: No space left on device"
-    ):
+    with pytest.raises(UserError, match="token cache: No space left on device"):
         prepare(data, tmp_path / "cache")

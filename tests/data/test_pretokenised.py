@@ -12,19 +12,15 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenise, "_CHUNK_TOKENS", 100)
 
     def make(*parts, own=None, **fields):
-        dtype = fields.get("token_dtype", "uint16")
-        paths = {}
-        for name, values in [
-            *((f"{n}.bin", part) for n, part in enumerate(parts)),
-            ("v.bin", own),
-        ]:
-            if values is not None:
-                np.asarray(values, dtype=np.dtype(dtype).newbyteorder("<")).tofile(
-                    tmp_path / name
-                )
-                paths.setdefault(
-                    "validation_paths" if name == "v.bin" else "paths", []
-                ).append(str(tmp_path / name))
+        dtype = np.dtype(fields.get("token_dtype", "uint16")).newbyteorder("<")
+
+        def write(name, values):
+            np.asarray(values, dtype=dtype).tofile(tmp_path / name)
+            return str(tmp_path / name)
+
+        paths = {"paths": [write(f"{n}.bin", part) for n, part in enumerate(parts)]}
+        if own is not None:
+            paths["validation_paths"] = [write("v.bin", own)]
         data = DataConfig(source="tokens", **{"vocab_size": 1000, **paths, **fields})
         files = prepare(data, tmp_path / "cache")
         return *(tokens.tolist() for tokens in open_tokens(files)), files
@@ -41,11 +37,8 @@ def test_files_are_joined_or_used_in_place_and_the_end_is_held_out(
     train, validation, files = made(*np.split(values, parts), token_dtype=dtype)
     assert (len(train), len(validation), files.dtype) == (2700, 300, dtype)
     assert train + validation == values.tolist()
-    assert (
-        (files.train == tmp_path / "0.bin")
-        == (parts == 1)
-        != (files.folder / "train.bin").exists()
-    )
+    assert (files.train == tmp_path / "0.bin") == (parts == 1)
+    assert (files.folder / "train.bin").exists() == (parts == 3)
     assert files.validation_bytes_per_token is None
 
 
@@ -68,17 +61,14 @@ def test_an_id_outside_the_vocabulary_is_found_anywhere(made, tmp_path, position
 
 def test_what_holds_no_tokens_is_refused(made, tmp_path):
     for count in (0, 1, 9):
-        with pytest.raises(
-            UserError, match=rf"0\.bin: too few tokens for a validation set: {count}"
-        ):
+        said = rf"0\.bin: too few tokens for a validation set: {count}"
+        with pytest.raises(UserError, match=said):
             made([1] * count)
     with pytest.raises(UserError, match=r"v\.bin: no tokens"):
         made([1] * 500, own=[])
     np.save(tmp_path / "t.npy", np.zeros(1000, dtype="<u2"))
-    with pytest.raises(
-        UserError,
-        match=r"t\.npy: is a NumPy file with a header \(write the bare numbers",
-    ):
+    said = r"t\.npy: is a NumPy file with a header \(write the bare numbers"
+    with pytest.raises(UserError, match=said):
         made(paths=[str(tmp_path / "t.npy")], vocab_size=65536)
 
 
@@ -92,7 +82,6 @@ def test_a_moved_file_is_found_again_and_a_changed_one_refused(made, tmp_path):
     second = made(paths=[str(path)])[2]
     assert (second.folder, second.train) == (first.folder, path)
     path.write_bytes(path.read_bytes()[:-2] + b"\5\0")
-    with pytest.raises(
-        UserError, match=r"0\.bin changed since the tokens were prepared"
-    ):
+    said = r"0\.bin changed since the tokens were prepared"
+    with pytest.raises(UserError, match=said):
         load(second.folder)
