@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+from dataclasses import replace
 
+from ablate.run.config import Fork
 from ablate.train import train
 
 
@@ -24,6 +26,12 @@ def after(steps):
     """Ask a run to stop after so many steps."""
     asked = itertools.count(1)
     return lambda: next(asked) == steps
+
+
+def forked(child, parent, tokens):
+    """Let a run fork from another after so many tokens."""
+    fork = Fork(tokens=tokens, recipe=parent.recipe, training=parent.training)
+    return replace(child, fork=fork)
 
 
 class Kept:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,11 @@ from ablate.data.hub import config_folder
 from ablate.layers.apply import Survey, convert_conv1d, quantise_layers, survey
 from ablate.layers.experts import expert_parameters
 from ablate.models.decoder import Decoder
-from ablate.recipes.coverage import ALLOW
+from ablate.recipes.coverage import ALLOW, WeightMatrix
 from ablate.run.architecture import LinearLayer, ModelSize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ablate.layers.state import RecipeState
-    from ablate.recipes.coverage import WeightMatrix
     from ablate.run.config import ModelConfig, RunConfig
 
 _LIBRARIES = {
@@ -101,10 +98,9 @@ def build(
     try:
         made = function(vocab_size=vocab_size, seq_len=seq_len, **model.options)
     except Exception as error:  # the user's own code may raise anything
+        fault = f"{named(model)} raised {describe_error(error)}"
         hint = "it is called with vocab_size, seq_len and model.options"
-        raise UserError(
-            f"{named(model)} raised {describe_error(error)}", hint=hint
-        ) from error
+        raise UserError(fault, hint=hint) from error
     module, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module) or not (loss is None or callable(loss)):
         hint = "expected a torch.nn.Module, or (module, loss)"
@@ -132,37 +128,28 @@ def _from_hf(model: ModelConfig, vocab_size: int, seq_len: int) -> nn.Module:
             settings = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             settings["vocab_size"] = vocab_size
         # trust_remote_code is given, because transformers would otherwise ask on the terminal.
+        plain: dict[str, Any] = {"trust_remote_code": False}
         config, unused = AutoConfig.from_pretrained(
-            folder,
-            trust_remote_code=False,
-            return_unused_kwargs=True,
-            **settings,
-            **model.options,
+            folder, return_unused_kwargs=True, **plain, **settings, **model.options
         )
         _check(model, config, unused, vocab_size, seq_len)
+        plain["dtype"] = torch.float32
+        module: nn.Module
         if model.pretrained:
             module = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                use_safetensors=True,
+                folder, config=config, use_safetensors=True, **plain
             )
         else:
-            module = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
+            module = AutoModelForCausalLM.from_config(config, **plain)
     except UserError:
         raise
     except Exception as error:  # many types with one remedy
+        fault = f"{named(model)} cannot be built: {describe_error(error)}"
         hint = "expected the folder or hub name of a causal language model that transformers knows"
-        raise UserError(
-            f"{named(model)} cannot be built: {describe_error(error)}", hint=hint
-        ) from error
+        raise UserError(fault, hint=hint) from error
     convert_conv1d(module)
     _refuse_a_view_ahead(module, model, seq_len)
-    result: nn.Module = module
-    return result
+    return module
 
 
 def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) -> None:
@@ -172,21 +159,20 @@ def _refuse_a_view_ahead(module: nn.Module, model: ModelConfig, seq_len: int) ->
         return
     length = min(seq_len, 8)
     half = length // 2
-    tokens = torch.arange(length, device=device)[None] % 2
+    tokens = torch.arange(length, device=device) % 2
     other_end = tokens.clone()
-    other_end[:, half:] += 1
+    other_end[half:] += 1
+    both = torch.stack((tokens, other_end))
     was_training = module.training
     module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        logits = module(tokens, use_cache=False).logits[:, :half]
-        logits_before_other_end = module(other_end, use_cache=False).logits[:, :half]
+        logits, before_other_end = module(both, use_cache=False).logits[:, :half]
     module.train(was_training)
     tolerance = 1e-3 * float(logits.abs().max())
-    if not torch.allclose(logits, logits_before_other_end, rtol=1e-3, atol=tolerance):
+    if not torch.allclose(logits, before_other_end, rtol=1e-3, atol=tolerance):
+        fault = f"{named(model)}: what it says of a token depends on later ones"
         hint = "an encoder needs model.options: {is_decoder: true}"
-        raise UserError(
-            f"{named(model)}: what it says of a token depends on later ones", hint=hint
-        )
+        raise UserError(fault, hint=hint)
 
 
 def named(model: ModelConfig) -> str:
@@ -214,17 +200,16 @@ def _check(
     seq_len: int,
 ) -> None:
     for name in unused:
+        fault = f"model.options: {type(config).__name__} has no '{name}'"
         hint = likely(name, config.to_dict(), "its documentation lists them")
-        raise UserError(
-            f"model.options: {type(config).__name__} has no '{name}'", hint=hint
-        )
+        raise UserError(fault, hint=hint)
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions < seq_len:
-        hint = "lower training.seq_len, or set model.options: {max_position_embeddings: …} for random weights"
-        raise UserError(
-            f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}",
-            hint=hint,
+        fault = (
+            f"model.hf {model.hf} has {positions} positions, but seq_len is {seq_len}"
         )
+        hint = "lower training.seq_len, or set model.options: {max_position_embeddings: …} for random weights"
+        raise UserError(fault, hint=hint)
     if config.vocab_size < vocab_size:
         fault = f"model.hf {model.hf} has {config.vocab_size} tokens, but the data have {vocab_size}"
         hint = "a checkpoint needs the tokenizer that it was trained with; pretrained: false takes any"
@@ -253,42 +238,39 @@ def _foreign_loss(
     targets: Tensor,
     reduction: Reduction,
 ) -> tuple[Tensor, Tensor]:
-    call: dict[str, Any] = {} if config.model.hf is None else {"use_cache": False}
-    if inputs.is_meta and call:
-        # Without a mask transformers searches the positions for packed sequences.
-        square = torch.ones(
-            inputs.shape[1], inputs.shape[1], dtype=torch.bool, device="meta"
-        )
-        call["attention_mask"] = square.tril()[None, None]
+    call: dict[str, Any] = {}
+    if config.model.hf is not None:
+        call["use_cache"] = False
+        if inputs.is_meta:
+            # Without a mask transformers searches the positions for packed sequences.
+            positions = inputs.shape[1]
+            square = torch.ones(positions, positions, dtype=torch.bool, device="meta")
+            call["attention_mask"] = square.tril()[None, None]
     # Master weights in fp32, activations in bf16, as in the built-in models.
-    with torch.autocast(
-        "cpu" if inputs.is_meta else inputs.device.type, dtype=torch.bfloat16
-    ):
+    kind = "cpu" if inputs.is_meta else inputs.device.type
+    with torch.autocast(kind, dtype=torch.bfloat16):
         if own_loss is None:
             out = module(inputs, **call)
         else:
             loss: object = own_loss(module, inputs, targets)
             if not isinstance(loss, Tensor) or loss.dim() != 0:
+                fault = f"{named(config.model)}: its loss returned {_kind(loss)}"
                 hint = "expected a tensor without dimensions: mean nats per token"
-                raise UserError(
-                    f"{named(config.model)}: its loss returned {_kind(loss)}", hint=hint
-                )
+                raise UserError(fault, hint=hint)
             if reduction == "sum":
                 loss = loss * targets.numel()
             return loss, loss
     logits: object = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    wanted = (
-        f"[sequences, positions, vocab_size], here {[*inputs.shape, config.vocab_size]}"
-    )
+    here = [*inputs.shape, config.vocab_size]
+    wanted = f"[sequences, positions, vocab_size], here {here}"
     if not isinstance(logits, Tensor):
         hint = f"expected logits {wanted}; what returns others needs a loss of its own"
         raise UserError(f"{named(config.model)} returned {_kind(out)}", hint=hint)
     shape = list(logits.shape)
     # a padded vocabulary is larger
-    if shape[:-1] != list(inputs.shape) or shape[-1] < config.vocab_size:
-        raise UserError(
-            f"{named(config.model)} returned logits {shape}", hint=f"expected {wanted}"
-        )
+    if shape[:-1] != here[:-1] or shape[-1] < config.vocab_size:
+        fault = f"{named(config.model)} returned logits {shape}"
+        raise UserError(fault, hint=f"expected {wanted}")
     loss = _cross_entropy(logits, targets, reduction)
     return loss, loss
 
@@ -335,18 +317,14 @@ def outline(model: ModelConfig, *, vocab_size: int, seq_len: int) -> Outline:
         )
     # of Hugging Face; without one attention is not counted
     config = getattr(module, "config", None)
-    layers = tuple(
-        _linear_layers(surveyed, getattr(config, "num_experts_per_tok", None))
-    )
-    flops = 6 * round(
-        sum(layer.inputs * layer.outputs * layer.token_share for layer in layers)
-    )
-    flops += _attention_flops(config, seq_len)
-    parameters = sum(
-        parameter.numel()
-        for parameter in module.parameters()
-        if not isinstance(parameter, UninitializedParameter)
-    )
+    experts_per_token = getattr(config, "num_experts_per_tok", None)
+    layers = tuple(_linear_layers(surveyed, experts_per_token))
+    products = sum(layer.inputs * layer.outputs * layer.token_share for layer in layers)
+    flops = 6 * round(products) + _attention_flops(config, seq_len)
+    parameters = 0
+    for parameter in module.parameters():
+        if not isinstance(parameter, UninitializedParameter):
+            parameters += parameter.numel()
     size = ModelSize(parameters=parameters, flops_per_token=flops)
     return Outline(layers=layers, matrices=surveyed.matrices, size=size)
 
@@ -355,33 +333,30 @@ def _linear_layers(
     surveyed: Survey, experts_per_token: int | None
 ) -> Iterator[LinearLayer]:
     """Yield the layers of a model that can follow a recipe, the experts last."""
-    for name, linear in surveyed.linears.items():
-        outputs, inputs = linear.weight.shape
-        is_head = surveyed.places[name].is_head
-        yield LinearLayer(
-            name=name, inputs=inputs, outputs=outputs, is_head=is_head, token_share=1.0
-        )
+    shapes = {name: linear.weight.shape for name, linear in surveyed.linears.items()}
     for name, (holder, parameter, _) in surveyed.experts.items():
-        experts, outputs, inputs = expert_parameters(holder)[parameter].shape
-        token_share = experts_per_token / experts if experts_per_token else 1.0
-        is_head = surveyed.places[name].is_head
+        shapes[name] = expert_parameters(holder)[parameter].shape
+    for name, (*experts, outputs, inputs) in shapes.items():
+        token_share = 1.0
+        if experts and experts_per_token:
+            token_share = experts_per_token / experts[0]
         yield LinearLayer(
             name=name,
             inputs=inputs,
             outputs=outputs,
-            is_head=is_head,
+            is_head=surveyed.places[name].is_head,
             token_share=token_share,
         )
 
 
 def _attention_flops(config: Any, seq_len: int) -> int:
     """Count the FLOPs of attention a token by Hugging Face's configuration; 0 if it does not say."""
-    layers = getattr(config, "num_hidden_layers", None)
-    heads = getattr(config, "num_attention_heads", None)
-    width = getattr(config, "hidden_size", None)
-    if not (
-        isinstance(layers, int) and isinstance(heads, int) and isinstance(width, int)
-    ):
-        return 0
-    head_dim = getattr(config, "head_dim", None) or width // heads
+    sizes = []
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+        size = getattr(config, name, None)
+        if not isinstance(size, int):
+            return 0
+        sizes.append(size)
+    layers, heads, width = sizes
+    head_dim: int = getattr(config, "head_dim", None) or width // heads
     return 6 * layers * heads * head_dim * seq_len

@@ -54,18 +54,16 @@ class Decoder(nn.Module):
         layer_places = model_places(config)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                QuantLinear.take_over(
-                    module, name=name, state=state, place=layer_places[name]
-                )
+                place = layer_places[name]
+                QuantLinear.take_over(module, name=name, state=state, place=place)
         self.mixtures = [
             module for module in self.modules() if isinstance(module, Experts)
         ]
         for mixture in self.mixtures:
+            groups = [mixture.rows_multiple]
             for layer in quantised_layers(mixture).values():
-                for _, recipe in layer.phases:
-                    mixture.rows_multiple = max(
-                        mixture.rows_multiple, row_group(recipe)
-                    )
+                groups += [row_group(recipe) for _, recipe in layer.phases]
+            mixture.rows_multiple = max(groups)
         self.choose: Choose | None = None
         if config.routing == "fixed":
             self.choose = partial(_by_hash, state.seed, config.experts or 1)
@@ -76,18 +74,17 @@ class Decoder(nn.Module):
 
         For a sharded model each process draws all weights, one after the other, and keeps its rows.
         """
-        std = self.config.init_std
         shrink = 1 / math.sqrt(2 * self.config.layers)
         for name, parameter in self.named_parameters():
             local, rows = local_rows(parameter.detach())
             if parameter.dim() == 1:
-                nn.init.constant_(local, 0.0 if name.endswith("bias") else 1.0)
+                local.fill_(float(not name.endswith("bias")))
                 continue
-            into_residual = name.endswith(("out.weight", "down.weight"))
+            std = self.config.init_std
+            if name.endswith(("out.weight", "down.weight")):
+                std *= shrink
             whole = torch.empty(parameter.shape, dtype=torch.float32)
-            nn.init.normal_(
-                whole, std=std * (shrink if into_residual else 1), generator=generator
-            )
+            nn.init.normal_(whole, std=std, generator=generator)
             local.copy_(whole[rows])
         for layer in quantised_layers(self).values():
             layer.forget_amax()
@@ -170,10 +167,9 @@ class _Attention(nn.Module):
         self.kv_heads = config.kv_heads or config.heads
         self.head_dim = config.width // config.heads
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = _Linear(config.width, rows, bias=config.architecture == "gpt")
-        self.out = _Linear(
-            config.width, config.width, bias=config.architecture == "gpt"
-        )
+        is_gpt = config.architecture == "gpt"
+        self.qkv = _Linear(config.width, rows, bias=is_gpt)
+        self.out = _Linear(config.width, config.width, bias=is_gpt)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, positions, width = x.shape
@@ -240,20 +236,16 @@ class Experts(nn.Module):
             chosen = self.choose(chosen)
             taken = probabilities.gather(-1, chosen)
         weights = (taken / taken.sum(dim=-1, keepdim=True)).to(x.dtype)
-        self.shares = (
-            F.one_hot(chosen, len(self.experts)).sum(dim=1).float().mean(dim=0)
-            / self.per_token
-        )
-        self.balance = (
-            len(self.experts) * (self.shares * probabilities.mean(dim=0)).sum()
-        )
+        count = len(self.experts)
+        choices = F.one_hot(chosen, count).sum(dim=1).float()
+        self.shares = choices.mean(dim=0) / self.per_token
+        self.balance = count * (self.shares * probabilities.mean(dim=0)).sum()
         out = torch.zeros_like(rows)
         for index, expert in enumerate(self.experts):
             # the routes are unknown without values: assume an even share
             if chosen.is_meta:
-                even = math.ceil(chosen.numel() / len(self.experts))
-                tokens = torch.zeros(even, dtype=torch.long, device="meta")
-                choice = tokens
+                even = math.ceil(chosen.numel() / count)
+                tokens = choice = torch.zeros(even, dtype=torch.long, device="meta")
             else:
                 tokens, choice = torch.where(chosen == index)
             fill = (

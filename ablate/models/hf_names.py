@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ablate.run.config import ModelConfig
+    from ablate.run.config import ModelConfig, RunConfig
 
 # Our name of a parameter → Hugging Face's names of its pieces; {n} counts blocks, {e} experts.
 _LLAMA = {
@@ -87,20 +87,19 @@ def from_hugging_face(
     model: ModelConfig, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Undo ``to_hugging_face``; ``KeyError`` for a missing weight."""
-    return {
-        name: _turned(
-            model, name, torch.cat([weights[hf_name] for hf_name in hf_names])
-        )
-        for name, hf_names in _names(model).items()
-    }
+    renamed: dict[str, Tensor] = {}
+    for name, hf_names in _names(model).items():
+        whole = torch.cat([weights[hf_name] for hf_name in hf_names])
+        renamed[name] = _turned(model, name, whole)
+    return renamed
 
 
-def hugging_face_config(
-    model: ModelConfig, *, vocab_size: int, seq_len: int, dtype: str
-) -> dict[str, Any]:
-    """Make the content of ``config.json`` for saved weights of this ``dtype``."""
+def hugging_face_config(run: RunConfig, dtype: str) -> dict[str, Any]:
+    """Make the content of ``config.json`` for a run's saved weights of this ``dtype``."""
+    model = run.model
+    seq_len = run.training.seq_len
     common = {
-        "vocab_size": vocab_size,
+        "vocab_size": run.vocab_size,
         "tie_word_embeddings": model.tied_head,
         "initializer_range": model.init_std,
         "bos_token_id": None,
@@ -118,7 +117,9 @@ def hugging_face_config(
             "n_positions": seq_len,
             "layer_norm_epsilon": model.norm_eps,
             "activation_function": "gelu_new",
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
         }
     llama = common | {
         "architectures": ["LlamaForCausalLM"],
@@ -148,11 +149,9 @@ def hugging_face_config(
 
 def _names(model: ModelConfig) -> dict[str, list[str]]:
     """Our name of each parameter → Hugging Face's names of its pieces."""
-    table = (
-        _GPT
-        if model.architecture == "gpt"
-        else _LLAMA | (_EXPERTS if model.experts else _DENSE)
-    )
+    table = _LLAMA | (_EXPERTS if model.experts else _DENSE)
+    if model.architecture == "gpt":
+        table = {**_GPT}
     if not model.tied_head:
         table = table | {"head.weight": ("lm_head.weight",)}
     return {
@@ -164,7 +163,7 @@ def _names(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _turned(model: ModelConfig, name: str, tensor: Tensor) -> Tensor:
-    is_turned = (
-        model.architecture == "gpt" and name.startswith("blocks.") and tensor.dim() == 2
-    )
-    return tensor.t() if is_turned else tensor
+    is_gpt = model.architecture == "gpt"
+    if is_gpt and name.startswith("blocks.") and tensor.dim() == 2:
+        return tensor.t()
+    return tensor

@@ -15,7 +15,7 @@ from ablate.train.step import Trainee, inputs_and_targets, on_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     LossOf = Callable[[Trainee, Tensor], Tensor]
@@ -30,7 +30,7 @@ def summed_loss(trainee: Trainee, sequences: Tensor) -> Tensor:
 
 
 def evaluate(
-    trainee: Trainee, tokens: np.ndarray[Any, Any], loss_of: LossOf = summed_loss
+    trainee: Trainee, tokens: NDArray[Any], loss_of: LossOf = summed_loss
 ) -> dict[str, float]:
     """Compute the validation losses that ``training.evaluate_in`` asks for, in nats per token.
 
@@ -61,9 +61,7 @@ def evaluate(
     return losses
 
 
-def _mean_loss(
-    trainee: Trainee, tokens: np.ndarray[Any, Any], loss_of: LossOf
-) -> float:
+def _mean_loss(trainee: Trainee, tokens: NDArray[Any], loss_of: LossOf) -> float:
     """Compute the mean loss in nats per token on the fixed validation set."""
     group = trainee.group
     settings = trainee.settings
@@ -74,22 +72,22 @@ def _mean_loss(
             settings.seq_len,
             settings.eval_tokens,
             sequences,
-            which=settings.eval_windows,
+            settings.eval_windows,
         )
     )
-    indices = range(group.rank, len(batches) + -len(batches) % group.size, group.size)
+    count = len(batches)
     # Gathering weights needs all processes: a process without a batch repeats the last one.
-    evaluated = [min(index, len(batches) - 1) for index in indices]
-    sums = summed_losses(
-        trainee, {index: batches[index] for index in evaluated}, loss_of
-    )
-    return group.total(sums, len(batches)) / sum(
-        len(batch) * settings.seq_len for batch in batches
-    )
+    evaluated = {}
+    for turn in range(group.rank, count + -count % group.size, group.size):
+        index = min(turn, count - 1)
+        evaluated[index] = batches[index]
+    sums = summed_losses(trainee, evaluated, loss_of)
+    num_tokens = sum(len(batch) * settings.seq_len for batch in batches)
+    return group.total(sums, count) / num_tokens
 
 
 def summed_losses(
-    trainee: Trainee, batches: Mapping[int, np.ndarray[Any, Any]], loss_of: LossOf
+    trainee: Trainee, batches: Mapping[int, NDArray[Any]], loss_of: LossOf
 ) -> dict[int, float]:
     """Sum the loss (nats) over each batch [sequences, seq_len + 1] of an evaluation, by its number."""
     module = trainee.module

@@ -15,8 +15,9 @@ and ``WholeSteps.eager`` says why.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from ablate.base.errors import with_type
 from ablate.layers.linear import quantised_layers
 from ablate.layers.plan import work_of_the_host
 from ablate.recipes import LayerRecipe, Recipe
-from ablate.run.config import TrainingConfig
+from ablate.run.config import ArmConfig, RunConfig, TrainingConfig
 from ablate.train.evaluation import summed_loss, summed_losses
 from ablate.train.snapshot import model_tensors
 from ablate.train.step import (
@@ -41,9 +42,8 @@ from ablate.train.step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from ablate.run.config import ArmConfig, RunConfig
     from ablate.train.group import Layout
 
 WARM_UP = 3
@@ -72,7 +72,9 @@ def why_read_at_once(
         return "the model is not built in"
     if any(recipe.deoscillate is not None for recipe in _recipes(config)):
         return "de-oscillation resets weights"
-    return "diagnostics observe the steps" if observed else None
+    if observed:
+        return "diagnostics observe the steps"
+    return None
 
 
 def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
@@ -84,11 +86,10 @@ def why_eager(config: ArmConfig, device: str, **options: Any) -> str | None:
         return "the routes of experts depend on the data"
     if config.backend not in _BACKENDS:
         return f"back end '{config.backend}' may wait for the host"
-    for recipe in _recipes(config):
-        for part in recipe.parts:
-            reason = work_of_the_host(part)
-            if reason is not None:
-                return reason
+    for part in _parts(config):
+        reason = work_of_the_host(part)
+        if reason is not None:
+            return reason
     return None
 
 
@@ -96,6 +97,10 @@ def _recipes(config: ArmConfig) -> list[Recipe]:
     if config.fork is None:
         return [config.recipe]
     return [config.recipe, config.fork.recipe]
+
+
+def _parts(config: ArmConfig) -> Iterable[LayerRecipe]:
+    return chain.from_iterable(recipe.parts for recipe in _recipes(config))
 
 
 class WholeSteps:
@@ -123,7 +128,7 @@ class WholeSteps:
     def forget(self) -> None:
         """Drop the graphs with their memory; what follows warms up again."""
         self._step: _Graph | None = None
-        self._evaluations: list[_Graph] = []
+        self._evaluations: dict[tuple[object, ...], _Graph] = {}
 
     def take(self, trainee: Trainee, sequences: Tensor) -> Tensor:
         """Take a step, as ``take_whole_step``."""
@@ -135,7 +140,7 @@ class WholeSteps:
             self._step = _Graph(
                 take_whole_step,
                 phase,
-                warm_up=WARM_UP,
+                turns_to_warm_up=WARM_UP,
                 calls=trainee.plan.micro_batches,
             )
         trainee.state.call = 0
@@ -146,19 +151,17 @@ class WholeSteps:
         if self.eager is not None:
             return summed_loss(trainee, sequences)
         phase = (sequences.shape, *self._recipes(trainee))
-        for graph in self._evaluations:
-            if graph.phase == phase:
-                return self._run(graph, trainee, sequences)
-        graph = _Graph(summed_loss, phase, warm_up=1, calls=1)
-        self._evaluations.append(graph)
-        return self._run(graph, trainee, sequences)
+        if phase not in self._evaluations:
+            graph = _Graph(summed_loss, phase, turns_to_warm_up=1, calls=1)
+            self._evaluations[phase] = graph
+        return self._run(self._evaluations[phase], trainee, sequences)
 
     def _recipes(self, trainee: Trainee) -> list[LayerRecipe]:
         return [layer.recipe_at(trainee.state.tokens) for layer in self._layers]
 
     def _run(self, graph: _Graph, trainee: Trainee, sequences: Tensor) -> Tensor:
         """Do a graph's work: eager, on the stream of the capture as torch asks for it, or by a replay."""
-        if graph.is_warm and graph.captured is None:
+        if not graph.turns_to_warm_up and graph.captured is None:
             try:
                 graph.capture(trainee, sequences, self._stream)
             except Exception as error:
@@ -175,12 +178,14 @@ class WholeSteps:
             return graph.replay(trainee, sequences)
         current = torch.cuda.current_stream(trainee.device)
         self._stream.wait_stream(current)
+        graph.turns_to_warm_up -= 1
         with torch.cuda.stream(self._stream):
-            result = graph.warm_up(trainee, sequences)
+            result = graph.work(trainee, sequences)
         current.wait_stream(self._stream)
         return result
 
 
+@dataclass
 class _Graph:
     """Work on [sequences, seq_len + 1] tokens that is captured as a CUDA graph after some eager turns.
 
@@ -188,29 +193,11 @@ class _Graph:
     on; only a graph of one pass may begin at another call than in its capture.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Trainee, Tensor], Tensor],
-        phase: tuple[object, ...],
-        *,
-        warm_up: int,
-        calls: int,
-    ) -> None:
-        self.work = work
-        self.phase = phase
-        self.captured: torch.cuda.CUDAGraph | None = None
-        self._turns_to_warm_up = warm_up
-        self._calls = calls
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether it has had its eager turns."""
-        return self._turns_to_warm_up == 0
-
-    def warm_up(self, trainee: Trainee, sequences: Tensor) -> Tensor:
-        """Do the work once, eager."""
-        self._turns_to_warm_up -= 1
-        return self.work(trainee, sequences)
+    work: Callable[[Trainee, Tensor], Tensor]
+    phase: tuple[object, ...]
+    turns_to_warm_up: int
+    calls: int
+    captured: torch.cuda.CUDAGraph | None = None
 
     def capture(
         self, trainee: Trainee, sequences: Tensor, stream: torch.cuda.Stream
@@ -221,16 +208,14 @@ class _Graph:
         assert first_call is not None
         graph = torch.cuda.CUDAGraph()
         self._sequences = sequences.clone()
-        calls = torch.arange(
-            first_call, first_call + self._calls, device=sequences.device
-        )
+        end = first_call + self.calls
+        calls = torch.arange(first_call, end, device=sequences.device)
         self._positions = torch.stack((torch.zeros_like(calls), calls), dim=1)
         state.positions = dict(enumerate(self._positions, first_call))
         try:
             # Other threads of the process may use the device meanwhile.
-            with torch.cuda.graph(
-                graph, stream=stream, capture_error_mode="thread_local"
-            ):
+            mode = "thread_local"
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
                 self._result = self.work(trainee, self._sequences)
         finally:
             state.positions = None
@@ -250,17 +235,19 @@ class _Graph:
 
 def unproven(config: RunConfig, device: str, layout: Layout) -> str | None:
     """Let a device prove what a run needs, unless it has; say what a graphed step did otherwise, or None."""
-    for recipe in _recipes(config):
-        for part in recipe.parts:
-            tiny = _tiny(config, part)
-            decisive = (
-                tiny.model, tiny.training, tiny.recipe.text, tiny.backend, layout.checkpoint_activations
-            )  # fmt: skip
-            (result,) = known_or_tested(
-                decisive, device, _ROOMS, partial(proof, tiny, device, layout)
-            )
-            if not result["passed"]:
-                return str(result["detail"])
+    for part in _parts(config):
+        tiny = _tiny(config, part)
+        decisive = (
+            tiny.model,
+            tiny.training,
+            tiny.recipe.text,
+            tiny.backend,
+            layout.checkpoint_activations,
+        )
+        prove = partial(proof, tiny, device, layout)
+        (result,) = known_or_tested(decisive, device, _ROOMS, prove)
+        if not result["passed"]:
+            return str(result["detail"])
     return None
 
 
@@ -270,13 +257,17 @@ def _tiny(config: RunConfig, part: LayerRecipe) -> RunConfig:
     model = replace(config.model, width=128, layers=1, heads=2, kv_heads=None, ffn=256)
     settings = config.training
     training = TrainingConfig(
-        tokens=4 * 32 * _PROOF_STEPS, seq_len=32, batch_size=4, micro_batch_size=2,
-        grad_clip=settings.grad_clip, master_weights=settings.master_weights, compile=settings.compile,
-    )  # fmt: skip
+        tokens=4 * 32 * _PROOF_STEPS,
+        seq_len=32,
+        batch_size=4,
+        micro_batch_size=2,
+        grad_clip=settings.grad_clip,
+        master_weights=settings.master_weights,
+        compile=settings.compile,
+    )
     return replace(
-        config, model=model, training=training, recipe=recipe,
-        vocab_size=256, fork=None,
-    )  # fmt: skip
+        config, model=model, training=training, recipe=recipe, vocab_size=256, fork=None
+    )
 
 
 def proof(config: RunConfig, device: str, layout: Layout) -> list[dict[str, Any]]:
@@ -307,13 +298,9 @@ def _steps_of(
         window = draw.integers(0, config.vocab_size, shape)
         results.append(steps.take(trainee, on_device(window, device)))
     trainee.state.step = _PROOF_STEPS
-    batches = {
-        index: draw.integers(0, config.vocab_size, shape)
-        for index in range(_PROOF_EVALUATIONS)
-    }
-    results.append(
-        torch.tensor(list(summed_losses(trainee, batches, steps.summed_loss).values()))
-    )
+    windows = draw.integers(0, config.vocab_size, (_PROOF_EVALUATIONS, *shape))
+    losses = summed_losses(trainee, dict(enumerate(windows)), steps.summed_loss)
+    results.append(torch.tensor(list(losses.values())))
     results += [tensor for _, tensor in model_tensors(trainee.module)]
     for moments in trainee.optimizer.state.values():
         results += moments.values()

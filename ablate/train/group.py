@@ -15,7 +15,8 @@ their parent ends them.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections import ChainMap
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -46,9 +47,7 @@ class Group:
 
     def total(self, figures_here: Mapping[int, float], count: int) -> float:
         """Sum the figures 0 to ``count`` - 1 in this order; each process has some of them."""
-        figures: dict[int, float] = {}
-        for of_process in self.gathered(figures_here):
-            figures.update(of_process)
+        figures = ChainMap(*map(dict, self.gathered(figures_here)))
         total = 0.0
         # sum() would add in higher precision from Python 3.12 on
         for index in range(count):
@@ -95,15 +94,14 @@ def join_group(device: str) -> Group:
     if size == 1:
         return ALONE
     mesh = init_device_mesh(torch.device(device).type, (size,))
-    return Group(
-        distributed.get_rank(), size, mesh, distributed.new_group(backend="gloo")
-    )
+    channel = distributed.new_group(backend="gloo")
+    return Group(distributed.get_rank(), size, mesh, channel)
 
 
 def blocks(module: nn.Module, needed_by: str | None = None) -> list[nn.Module]:
     """Find a model's blocks, in order; ``ValueError`` if there are none and a setting needs them."""
     if isinstance(module, nn.ModuleList):
-        return [child for child in module if any(True for _ in child.parameters())]
+        return [child for child in module if list(child.parameters())]
     inner = [block for child in module.children() for block in blocks(child)]
     if needed_by and not inner:
         raise ValueError(f"{needed_by} needs blocks: modules in a torch.nn.ModuleList")
@@ -126,11 +124,9 @@ def shard(
     )
     reduce = torch.float32 if settings.reduction == "fp32" else torch.bfloat16
     whole = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
-    block = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if gather_bf16 else None,
-        reduce_dtype=reduce,
-        cast_forward_inputs=False,
-    )
+    block = whole
+    if gather_bf16:
+        block = replace(whole, param_dtype=torch.bfloat16)
     for unit in blocks(module):
         fully_shard(unit, mesh=group.mesh, mp_policy=block)
     fully_shard(module, mesh=group.mesh, mp_policy=whole)

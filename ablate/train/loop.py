@@ -17,9 +17,9 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
+from numpy.typing import NDArray
 
 from ablate.base.errors import UserError
 from ablate.base.files import cache_folder
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ablate.run.config import RunConfig
 
 Metrics = dict[str, Any]
-TokenArrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Tokens = NDArray[Any]
 End = Literal["finished", "diverged", "interrupted"]
 READ_EVERY = 16
 """Steps after which a GPU's losses and norms are read at the latest."""
@@ -77,7 +77,7 @@ def train(
     config: RunConfig,
     on_metrics: Callable[[Metrics], None],
     *,
-    tokens: TokenArrays | None = None,
+    tokens: tuple[Tokens, Tokens] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     checkpoints: Checkpoints | None = None,
     device: str = "cpu",
@@ -114,26 +114,26 @@ def train(
     from ablate.data import open_tokens, prepare
 
     keep_freed_memory()
-    train_tokens, validation_tokens = tokens or open_tokens(
-        prepare(config.data, cache_folder("tokens"))
-    )
+    if tokens is None:
+        tokens = open_tokens(prepare(config.data, cache_folder("tokens")))
     trainee = assemble(config, device, layout)
     observer = observe(trainee) if observe else None
     if config.replayed is not None and getattr(trainee.module, "choose", None) is None:
-        raise UserError(
-            "model.routing: replay needs the record of another run: `ablate run` has it"
-        )
+        fault = "replay needs the record of another run: `ablate run` has it"
+        raise UserError(f"model.routing: {fault}")
     run = _Run(config, trainee, layout, on_metrics, observer, checkpoints)
     try:
+        train_tokens, validation_tokens = tokens
         return run.train(train_tokens, validation_tokens, should_stop)
     except _DivergedError as divergence:
         steps = divergence.steps
-        message = str(divergence)
         seen = steps * trainee.plan.tokens_per_step
         if divergence.in_step < run.fork_step:
-            message = f"what it forks from diverged after {seen:,} tokens, before the fork: {message}"
+            message = f"what it forks from diverged after {seen:,} tokens, before the fork: {divergence}"
             raise UserError(message) from None
-        return TrainResult(state="diverged", tokens=seen, step=steps, message=message)
+        return TrainResult(
+            state="diverged", tokens=seen, step=steps, message=str(divergence)
+        )
 
 
 class Observer(Protocol):
@@ -155,26 +155,23 @@ class _DivergedError(Exception):
         self.steps = steps
 
 
+@dataclass
 class _Run:
     """A run on its way: what it trains, and the figures that no row has yet."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        trainee: Trainee,
-        layout: Layout,
-        on_metrics: Callable[[Metrics], None],
-        observer: Observer | None,
-        checkpoints: Checkpoints | None,
-    ) -> None:
-        self.config = config
-        self.after_fork = trainee
+    config: RunConfig
+    after_fork: Trainee
+    layout: Layout
+    on_metrics: Callable[[Metrics], None]
+    observer: Observer | None
+    checkpoints: Checkpoints | None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        trainee = self.after_fork
         self.before_fork = trainee
         self.fork_step = 0
         self.group = trainee.group
-        self.on_metrics = on_metrics
-        self.observer = observer
-        self.checkpoints = checkpoints
         self.unread: list[TakenStep] = []
         # Since the last training row; ``reset``: weights that de-oscillation reset.
         self.sums = Counter[str]()
@@ -182,19 +179,18 @@ class _Run:
         if config.fork is not None:
             settings = config.fork.training
             self.fork_step = config.fork.tokens // trainee.plan.tokens_per_step
-            self.before_fork = replace(
-                trainee, settings=settings, plan=plan_steps(settings, self.group.size)
-            )
+            plan = plan_steps(settings, self.group.size)
+            self.before_fork = replace(trainee, settings=settings, plan=plan)
         self.first_step = self._resume()
         conditions: dict[str, Any] = {
             "devices": self.group.size,
-            "observed": observer is not None,
+            "observed": self.observer is not None,
         }
-        self.reads_late = why_read_at_once(config, trainee.device, **conditions) is None
-        eager = why_eager(config, trainee.device, **conditions) or unproven(
-            config, trainee.device, layout
-        )
-        self.whole_steps = WholeSteps(trainee, eager, layout.on_eager)
+        device = trainee.device
+        self.reads_late = why_read_at_once(config, device, **conditions) is None
+        eager = why_eager(config, device, **conditions)
+        eager = eager or unproven(config, device, self.layout)
+        self.whole_steps = WholeSteps(trainee, eager, self.layout.on_eager)
 
     def _resume(self) -> int:
         """Restore the last snapshot, if there is one; return the number of steps already taken."""
@@ -214,8 +210,8 @@ class _Run:
 
     def train(
         self,
-        train_tokens: np.ndarray[Any, Any],
-        validation_tokens: np.ndarray[Any, Any],
+        train_tokens: Tokens,
+        validation_tokens: Tokens,
         should_stop: Callable[[], bool],
     ) -> TrainResult:
         """Take all steps that are left; ``_DivergedError`` where one diverged."""
@@ -233,9 +229,11 @@ class _Run:
             self._save_if_due(step, stops=stops)
             if stops:
                 return TrainResult(
-                    state="interrupted", tokens=trainee.state.tokens, step=step + 1,
+                    state="interrupted",
+                    tokens=trainee.state.tokens,
+                    step=step + 1,
                     message="stopped on request",
-                )  # fmt: skip
+                )
         return TrainResult(
             state="finished",
             tokens=plan.tokens,
@@ -244,23 +242,20 @@ class _Run:
         )
 
     def _has_row(self, trainee: Trainee, step: int) -> bool:
-        return (
-            step + 1
-        ) % trainee.plan.log_every_steps == 0 or step + 1 == self.after_fork.plan.steps
+        steps = step + 1
+        last = self.after_fork.plan.steps
+        return steps % trainee.plan.log_every_steps == 0 or steps == last
 
     def _is_evaluated(self, trainee: Trainee, step: int) -> bool:
-        every = trainee.plan.eval_every_steps
-        return (step + 1) % every == 0 or step + 1 in (
-            self.fork_step,
-            self.after_fork.plan.steps,
-        )
+        steps = step + 1
+        ends = (self.fork_step, self.after_fork.plan.steps)
+        return steps % trainee.plan.eval_every_steps == 0 or steps in ends
 
-    def _take_step(
-        self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]
-    ) -> None:
+    def _take_step(self, trainee: Trainee, step: int, tokens: Tokens) -> None:
         started = time.perf_counter()
         state = trainee.state
         settings = trainee.settings
+        tokens_per_step = self.after_fork.plan.tokens_per_step
         self._move_to(step)
         set_optimizer(trainee.optimizer, settings, learning_rate(settings, step))
         starts = sequence_starts(
@@ -274,11 +269,12 @@ class _Run:
             figures = self.whole_steps.take(trainee, sequences)
         else:
             figures = set_gradients(trainee, sequences, settings.grad_clip)
-        self.unread.append(
-            TakenStep(number=step, trainee=trainee, window=window, figures=figures)
-        )
-        if step == self.first_step:
-            self._refuse_products_beside()
+        self.unread.append(TakenStep(step, trainee, window, figures))
+        model = self.config.model
+        if step == self.first_step and not model.is_built_in:
+            fault = weights_used_beside(state)
+            if fault is not None:
+                raise UserError(f"{named(model)}: {fault}")
         if (
             not self.reads_late
             or self._has_row(trainee, step)
@@ -291,111 +287,95 @@ class _Run:
             self.observer.after()
             # the observer's time does not count for the speed
             started = time.perf_counter() - stepped
-        state.tokens = (step + 1) * self.after_fork.plan.tokens_per_step
+        state.tokens = (step + 1) * tokens_per_step
         reset = None if self.reads_late else take_step(trainee)
-        sums: dict[str, Any] = {
-            "steps": 1,
-            "tokens": self.after_fork.plan.tokens_per_step,
-            "seconds": time.perf_counter() - started,
-            "reset": 0 if reset is None else sum(self.group.gathered(reset)),
-        }
-        self.sums.update(sums)
+        sums: Any = self.sums
+        sums["steps"] += 1
+        sums["tokens"] += tokens_per_step
+        sums["seconds"] += time.perf_counter() - started
+        if reset is not None:
+            sums["reset"] += sum(self.group.gathered(reset))
 
     def _move_to(self, step: int) -> None:
         state = self.after_fork.state
         state.step = step
         state.tokens = step * self.after_fork.plan.tokens_per_step
 
-    def _refuse_products_beside(self) -> None:
-        if self.config.model.is_built_in:
-            return
-        fault = weights_used_beside(self.after_fork.state)
-        if fault is not None:
-            raise UserError(f"{named(self.config.model)}: {fault}")
-
     def _read(self) -> None:
         """Read the figures of all steps since the last reading; raise if one diverged."""
         figures = read_figures(self.group, self.unread)
+        sums: Any = self.sums
         for step, (loss, norm) in zip(self.unread, figures, strict=True):
-            if not math.isfinite(loss):
-                self._raise_divergence(step, "loss")
-            if not math.isfinite(norm):
-                self._raise_divergence(step, "gradient norm")
-            sums: dict[str, Any] = {"loss": loss, "norm": norm}
-            self.sums.update(sums)
+            for name, value in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(value):
+                    self.whole_steps.forget()  # the replay needs the memory
+                    self._move_to(step.number)
+                    operand = first_bad_operand(step.trainee, step.window)
+                    message = f"non-finite training {name}{operand}"
+                    steps = step.number + 1
+                    raise _DivergedError(message, in_step=step.number, steps=steps)
+            sums["loss"] += loss
+            sums["norm"] += norm
         self.unread.clear()
-
-    def _raise_divergence(self, step: TakenStep, figure: str) -> NoReturn:
-        self.whole_steps.forget()  # the replay needs the memory
-        self._move_to(step.number)
-        operand = first_bad_operand(step.trainee, step.window)
-        message = f"non-finite training {figure}{operand}"
-        raise _DivergedError(message, in_step=step.number, steps=step.number + 1)
 
     def _write_row(self, trainee: Trainee, step: int) -> None:
         sums = self.sums
         row = {
-            "kind": "train", "tokens": trainee.state.tokens, "step": step + 1,
+            "kind": "train",
+            "tokens": trainee.state.tokens,
+            "step": step + 1,
             "lr": learning_rate(trainee.settings, step),
             "loss": sums["loss"] / sums["steps"],
             "grad_norm": sums["norm"] / sums["steps"],
             "tokens_per_sec": sums["tokens"] / sums["seconds"],
-        }  # fmt: skip
+        }
         deoscillation = self.after_fork.deoscillation
         if deoscillation is not None and deoscillation.followed is not None:
             row["weights_reset"] = sums["reset"]
         self.on_metrics(row)
         sums.clear()
 
-    def _evaluate(
-        self, trainee: Trainee, step: int, tokens: np.ndarray[Any, Any]
-    ) -> None:
+    def _evaluate(self, trainee: Trainee, step: int, tokens: Tokens) -> None:
         """Evaluate, and write the row; raise where validation diverged."""
         steps = step + 1
         losses = evaluate(trainee, tokens, self.whole_steps.summed_loss)
         val_loss = losses["val_loss"]
         if not math.isfinite(val_loss):
-            raise _DivergedError(
-                "non-finite validation loss", in_step=steps, steps=steps
-            )
+            message = "non-finite validation loss"
+            raise _DivergedError(message, in_step=steps, steps=steps)
         finite = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
         self.on_metrics(
             {"kind": "eval", "tokens": trainee.state.tokens, "step": steps, **finite}
         )
         settings = trainee.settings
         bound = divergence_bound(settings.divergence_loss, self.config.vocab_size)
-        if val_loss <= bound:
-            self.evaluations_above_bound = 0
-            return
-        self.evaluations_above_bound += 1
-        count = self.evaluations_above_bound
+        count = self.evaluations_above_bound + 1 if val_loss > bound else 0
+        self.evaluations_above_bound = count
         if count >= settings.divergence_evals:
-            message = (
-                f"validation loss above {bound:.3g} nats/token for {count} evaluations"
-            )
+            above = f"validation loss above {bound:.3g} nats/token"
+            message = f"{above} for {count} evaluations"
             raise _DivergedError(message, in_step=steps, steps=steps)
 
     def _save_if_due(self, step: int, *, stops: bool) -> None:
-        checkpoints = self.checkpoints
         trainee = self.after_fork
-        is_due = checkpoints is not None and self.group.first(
-            checkpoints.due(trainee.state.tokens)
-        )
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            if stops:
+                self._read()
+            return
+        is_due = self.group.first(checkpoints.due(trainee.state.tokens))
         if not is_due and not stops:
             return
         self._read()
-        if checkpoints is None:
-            return
         numbers = {
             "evaluations_above_bound": self.evaluations_above_bound,
             "window": dict(self.sums),
         }
-        checkpoints.save(
-            take_snapshot(
-                trainee.module,
-                trainee.optimizer,
-                trainee.deoscillation,
-                step=step + 1,
-                numbers=numbers,
-            )
+        snapshot = take_snapshot(
+            trainee.module,
+            trainee.optimizer,
+            trainee.deoscillation,
+            step=step + 1,
+            numbers=numbers,
         )
+        checkpoints.save(snapshot)

@@ -62,17 +62,16 @@ def dry_run(config: RunConfig, devices: int = 1) -> DryRun:
         except Exception as error:
             if config.model.is_built_in:
                 raise
+            fault = f"{named(config.model)} raised {describe_error(error)}"
             hint = "it is called as module(tokens), a loss as loss(module, inputs, targets), without values here"
-            raise UserError(
-                f"{named(config.model)} raised {describe_error(error)}", hint=hint
-            ) from error
-    if fault := weights_used_beside(state):
-        raise UserError(f"{named(config.model)}: {fault}")
-    for name, p in model.named_parameters():
-        if p.requires_grad and (p.grad is None or p.grad.shape != p.shape):
-            fault = f"no gradient reaches its parameter {name}"
+            raise UserError(fault, hint=hint) from error
+    if beside := weights_used_beside(state):
+        raise UserError(f"{named(config.model)}: {beside}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            fault = f"{named(config.model)}: no gradient reaches its parameter {name}"
             hint = "leave it out, or freeze it by requires_grad_(False)"
-            raise UserError(f"{named(config.model)}: {fault}", hint=hint)
+            raise UserError(fault, hint=hint)
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         linear_layers=len(quantised_layers(model)),
@@ -110,9 +109,8 @@ def time_steps(
     keep_freed_memory()
     config = replace(config, fork=None)  # its own recipe from the first step on
     trainee = assemble(config, device, layout)
-    eager = why_eager(config, device, devices=layout.group.size) or unproven(
-        config, device, layout
-    )
+    eager = why_eager(config, device, devices=layout.group.size)
+    eager = eager or unproven(config, device, layout)
     whole_steps = WholeSteps(trainee, eager)
     draw = np.random.default_rng(stream_seed(config.seed, "throughput"))
     shape = (config.training.batch_size, config.training.seq_len + 1)
@@ -120,21 +118,23 @@ def time_steps(
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
 
-    def take(count: int) -> float:
+    def now() -> float:
         if on_gpu:
             torch.cuda.synchronize(device)
-        started = time.perf_counter()
+        return time.perf_counter()
+
+    def take(count: int) -> float:
+        started = now()
         for _ in range(count):
             sequences = on_device(draw.integers(0, config.vocab_size, shape), device)
             whole_steps.take(trainee, sequences)
             trainee.state.step += 1
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
+        return now() - started
 
     take(warmup if eager else max(warmup, WARM_UP + 1))
+    sec_per_step = tuple(take(steps) / steps for _ in range(repeats))
     return StepTimes(
-        sec_per_step=tuple(take(steps) / steps for _ in range(repeats)),
+        sec_per_step=sec_per_step,
         tokens_per_step=trainee.plan.tokens_per_step,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
         launch="eager" if whole_steps.eager else "one CUDA graph",

@@ -38,18 +38,10 @@ def record(trainee: Trainee, write: Callable[[dict[str, Any]], None]) -> None:
         key = (state.step, state.call, layer)
         if key not in known:
             known.add(key)
-            content = zlib.compress(
-                chosen.to("cpu", torch.int16).numpy().astype("<i2").tobytes()
-            )
-            experts = base64.b64encode(content).decode()
-            write(
-                {
-                    "step": state.step,
-                    "call": state.call,
-                    "layer": layer,
-                    "experts": experts,
-                }
-            )
+            choices = chosen.to("cpu", torch.int16).numpy().astype("<i2").tobytes()
+            experts = base64.b64encode(zlib.compress(choices)).decode()
+            row = dict(zip(("step", "call", "layer"), key, strict=True))
+            write(row | {"experts": experts})
         return chosen
 
     trainee.module.choose = choose  # type: ignore[assignment]
@@ -63,24 +55,19 @@ def replay(trainee: Trainee, path: Path) -> None:
         with path.open("rb") as file:
             while line := file.readline():
                 row = json.loads(line)
-                places.setdefault(
-                    (row["step"], row["call"], row["layer"]), file.tell() - len(line)
-                )
+                key = (row["step"], row["call"], row["layer"])
+                places.setdefault(key, file.tell() - len(line))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"the record of routes cannot be read: {error}", file=path
-        ) from None
+        fault = f"the record of routes cannot be read: {error}"
+        raise UserError(fault, file=path) from None
 
     def choose(layer: int, _tokens: Tensor, chosen: Tensor) -> Tensor:
         try:
             with path.open("rb") as file:
                 file.seek(places[state.step, state.call, layer])
-                content = zlib.decompress(
-                    base64.b64decode(json.loads(file.readline())["experts"])
-                )
-            recorded = torch.frombuffer(bytearray(content), dtype=torch.int16).view(
-                chosen.shape
-            )
+                experts = json.loads(file.readline())["experts"]
+            content = bytearray(zlib.decompress(base64.b64decode(experts)))
+            recorded = torch.frombuffer(content, dtype=torch.int16).view(chosen.shape)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, zlib.error):
             fault = f"the record of routes is damaged or ends before step {state.step}, layer {layer}"
             raise UserError(fault, file=path) from None

@@ -21,7 +21,13 @@ import torch
 from ablate.base.files import write_json_atomic
 from ablate.layers.delayed import BUFFERS_OF_SCALES
 from ablate.layers.linear import is_sharded, local_rows
-from ablate.store.checkpoints import Snapshot, as_os_error, read_rows, write_tensors
+from ablate.store.checkpoints import (
+    Snapshot,
+    StoredTensor,
+    as_os_error,
+    read_rows,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 
     from ablate.layers.deoscillation import Deoscillation
     from ablate.run.config import RunConfig
-    from ablate.store.checkpoints import StoredTensor
     from ablate.train.group import Group
 
 _MODEL = "model."
@@ -55,7 +60,7 @@ class Checkpoints(Protocol):
 def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    deoscillation: Deoscillation | None = None,
+    deoscillation: Deoscillation | None,
     *,
     step: int,
     numbers: dict[str, Any],
@@ -69,23 +74,17 @@ def take_snapshot(
     for index, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
             tensors[f"optimizer.{index}.{key}"] = value
-    return Snapshot(
-        step=step,
-        tensors={
-            name: local_rows(tensor.detach())[0] for name, tensor in tensors.items()
-        },
-        numbers=numbers,
-        sharded=frozenset(
-            name for name, tensor in tensors.items() if is_sharded(tensor)
-        ),
-    )
+    sharded = frozenset(name for name in tensors if is_sharded(tensors[name]))
+    for name, tensor in tensors.items():
+        tensors[name] = local_rows(tensor.detach())[0]
+    return Snapshot(step=step, tensors=tensors, numbers=numbers, sharded=sharded)
 
 
 def restore_snapshot(
     snapshot: Snapshot,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    deoscillation: Deoscillation | None = None,
+    deoscillation: Deoscillation | None,
 ) -> None:
     """Restore a model, its optimizer and its window of de-oscillation; set the state's tokens first.
 
@@ -93,9 +92,9 @@ def restore_snapshot(
         ValueError: the snapshot belongs to another model or another recipe.
     """
     restore_model(snapshot, model)
-    parameters = [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    parameters = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
     state: dict[int, dict[str, Tensor]] = {}
     for name, source in snapshot.tensors.items():
         if name.startswith("optimizer."):
@@ -107,9 +106,7 @@ def restore_snapshot(
             else:
                 restored = read_rows(source, slice(None))
             state.setdefault(int(index), {})[key] = restored
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     steps = snapshot.numbers.get("deoscillation_steps", 0)
     sums = {} if deoscillation is None else deoscillation.resume(steps)
     _fill(snapshot, _SUMS, sums.items(), of="recipe")
@@ -226,12 +223,7 @@ def _write_weights(
     if config.model.is_built_in:
         weights = to_hugging_face(config.model, weights)
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-        content = hugging_face_config(
-            config.model,
-            vocab_size=config.vocab_size,
-            seq_len=config.training.seq_len,
-            dtype=dtype,
-        )
+        content = hugging_face_config(config, dtype)
         write_json_atomic(folder / "config.json", content)
     write_tensors(folder / _FILE, weights, {"format": "pt"})
 

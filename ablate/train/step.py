@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import math
 import platform
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +30,14 @@ from ablate.layers.state import RecipeState
 from ablate.models.custom_models import Loss, build_network
 from ablate.models.decoder import Decoder
 from ablate.run.schedule import StepPlan, plan_steps
-from ablate.train.group import ONE_DEVICE, Layout, blocks, shard
+from ablate.train.group import ONE_DEVICE, Group, Layout, blocks, shard
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.typing import NDArray
 
     from ablate.backends.protocol import Operand
     from ablate.recipes import Gemm
     from ablate.run.config import RunConfig, TrainingConfig
-    from ablate.train.group import Group
 
 _GRAPHS_ON = ("cuda",)
 
@@ -80,9 +80,12 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     group = layout.group
     plan = plan_steps(settings, group.size)
     state = RecipeState(
-        recipe=config.recipe, backend=Selection(config.backend), seed=config.seed,
-        total_tokens=plan.tokens, fork=config.fork,
-    )  # fmt: skip
+        recipe=config.recipe,
+        backend=Selection(config.backend),
+        seed=config.seed,
+        total_tokens=plan.tokens,
+        fork=config.fork,
+    )
     initial_seed = stream_seed(config.seed, "initial weights")
     no_process_holds_it = group.size > 1 and config.model.is_built_in
     with torch.device("meta" if no_process_holds_it else "cpu"):
@@ -117,10 +120,16 @@ def assemble(config: RunConfig, device: str, layout: Layout = ONE_DEVICE) -> Tra
     )
     set_optimizer(optimizer, settings, settings.learning_rate)
     return Trainee(
-        settings=settings, plan=plan, state=state, module=module, loss=loss,
-        optimizer=optimizer, device=device, group=group,
+        settings=settings,
+        plan=plan,
+        state=state,
+        module=module,
+        loss=loss,
+        optimizer=optimizer,
+        device=device,
+        group=group,
         deoscillation=Deoscillation(module, state) if state.deoscillates else None,
-    )  # fmt: skip
+    )
 
 
 def _compile_blocks(module: nn.Module, *, is_dynamic: bool | None) -> None:
@@ -182,13 +191,11 @@ def set_optimizer(
 
 
 def gradients(
-    trainee: Trainee, window: np.ndarray[Any, Any], grad_clip: float | None
+    trainee: Trainee, window: NDArray[Any], grad_clip: float | None = None
 ) -> tuple[float, float]:
     """Set a step's clipped gradients; return the loss (nats per token) and the norm before clipping."""
     figures = set_gradients(trainee, on_device(window, trainee.device), grad_clip)
-    step = TakenStep(
-        number=trainee.state.step, trainee=trainee, window=window, figures=figures
-    )
+    step = TakenStep(trainee.state.step, trainee, window, figures)
     return read_figures(trainee.group, [step])[0]
 
 
@@ -223,7 +230,7 @@ def set_gradients(
     return torch.stack(figures)
 
 
-def on_device(window: np.ndarray[Any, Any], device: str) -> Tensor:
+def on_device(window: NDArray[Any], device: str) -> Tensor:
     """Copy [sequences, seq_len + 1] tokens to a device, without waiting for it."""
     tensor = torch.from_numpy(window)
     if torch.device(device).type == "cuda":
@@ -267,13 +274,12 @@ def take_step(trainee: Trainee) -> int | None:
     return trainee.deoscillation.step()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakenStep:
+class TakenStep(NamedTuple):
     """A step whose ``figures`` (see ``set_gradients``) are not read yet, and what can replay it."""
 
     number: int
     trainee: Trainee
-    window: np.ndarray[Any, Any]
+    window: NDArray[Any]
     figures: Tensor
 
 
@@ -290,20 +296,20 @@ def read_figures(group: Group, steps: list[TakenStep]) -> list[tuple[float, floa
     return losses_and_norms
 
 
-def first_bad_operand(trainee: Trainee, window: np.ndarray[Any, Any]) -> str:
+def first_bad_operand(trainee: Trainee, window: NDArray[Any]) -> str:
     """Replay the step, which gives the same bits, and name the first operand of a GEMM that is not finite."""
-    name = ""
+    names: list[str] = []
 
     def watch(layer: str, gemm: Gemm, operand: str, quantised: Operand) -> None:
-        nonlocal name
-        if not name and not bool(torch.isfinite(quantised.values).all()):
-            name = f": first in {gemm.capitalize()}'s {operand} of {layer}"
+        if not torch.isfinite(quantised.values).all():
+            names.append(f": first in {gemm.capitalize()}'s {operand} of {layer}")
 
     trainee.state.watch = watch
     trainee.module.zero_grad(set_to_none=True)
-    gradients(trainee, window, None)
+    gradients(trainee, window)
     trainee.state.watch = None
-    return next(filter(None, trainee.group.gathered(name)), "")
+    found = itertools.chain(*trainee.group.gathered(names[:1]))
+    return next(found, "")
 
 
 def keep_freed_memory() -> None:

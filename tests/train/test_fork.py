@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ablate.base.errors import UserError
-from ablate.run.config import Fork
-from ablate.train import train
-from tests.curves import Kept, curve
+from tests.curves import Kept, curve, forked
 from tests.exhaustive import rest_exhaustive
 from tests.tensors import assert_same
 
@@ -42,11 +38,12 @@ def assert_equal(one, other):
     assert_same(one.tensors, other.tensors)
 
 
-def forked(child, parent, step=16):
-    return replace(
-        child,
-        fork=Fork(tokens=step * STEP, recipe=parent.recipe, training=parent.training),
-    )
+def of_steps(rows, *steps):
+    return [row for row in rows if row["step"] in range(*steps)]
+
+
+def without_evaluation(rows, step):
+    return [row for row in rows if (row["step"], row["kind"]) != (step, "eval")]
 
 
 @pytest.mark.parametrize(
@@ -57,14 +54,13 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(
 ):
     base = make_config(FPROP if name == "oscillates" else None)
     child = make_config({"late": LATE, "fork": FP4, "oscillates": OSCILLATES}[name])
-    child = forked(child, base) if name == "fork" else child
+    if name == "fork":
+        child = forked(child, base, 16 * STEP)
     (rows, whole), (base_rows, common) = trained(child), trained(base)
     # the same recipe so far; the evaluation after step 16 is its own
     assert_equal(common[15], whole[15])
     later, states = trained(child, common[15])
-    begun = [row for row in rows if row["step"] <= 15]
-    assert begun == [row for row in base_rows if row["step"] <= 15]
-    assert [*begun, *later] == rows
+    assert of_steps(base_rows, 16) + later == rows
     assert_equal(states[31], whole[31])
     assert rows != base_rows
 
@@ -72,43 +68,30 @@ def test_begun_with_the_common_state_a_run_ends_with_the_bits_of_a_whole_one(
 @pytest.mark.exhaustive
 def test_a_fork_goes_on_in_the_window_of_the_run_that_it_leaves(make_config, trained):
     parent = make_config(OSCILLATES)
-    (rows, whole), (base_rows, base) = (
-        trained(config) for config in (forked(parent, parent, 18), parent)
-    )
+    rows, whole = trained(forked(parent, parent, 18 * STEP))
+    base_rows, base = trained(parent)
     assert_equal(whole[31], base[31])
-    assert [
-        row for row in rows if (row["step"], row["kind"]) != (18, "eval")
-    ] == base_rows
-    plain = forked(make_config(FPROP), parent, 18)
+    assert without_evaluation(rows, 18) == base_rows
+    plain = forked(make_config(FPROP), parent, 18 * STEP)
     later_rows, states = trained(plain)
-    assert [row for row in later_rows if row["step"] < 18] == [
-        row for row in base_rows if row["step"] < 18
-    ]
+    assert of_steps(later_rows, 18) == of_steps(base_rows, 18)
     assert not any(name.startswith("deoscillation.") for name in states[18].tensors)
     assert_equal(trained(plain, base[17])[1][31], states[31])
 
 
 def test_a_fork_is_a_phase_that_begins_there(make_config, trained):
-    assert (
-        trained(forked(make_config(FP4), make_config()))[0]
-        == trained(make_config(LATE))[0]
-    )
+    fork = forked(make_config(FP4), make_config(), 16 * STEP)
+    assert trained(fork)[0] == trained(make_config(LATE))[0]
 
 
 @pytest.mark.exhaustive
 def test_a_parent_with_phases_of_its_own_is_followed_to_the_fork(make_config, trained):
     parent = make_config(AHEAD)
-    (rows, states), (base, as_base) = (
-        trained(forked(make_config(FP4), parent, 20)),
-        trained(parent),
-    )
+    rows, states = trained(forked(make_config(FP4), parent, 20 * STEP))
+    base, as_base = trained(parent)
     assert_equal(states[19], as_base[19])
-    assert [row for row in rows if row["step"] < 20] == [
-        row for row in base if row["step"] < 20
-    ]
-    assert [row for row in rows if row["step"] > 20] != [
-        row for row in base if row["step"] > 20
-    ]
+    assert of_steps(rows, 20) == of_steps(base, 20)
+    assert of_steps(rows, 21, 99) != of_steps(base, 21, 99)
 
 
 @pytest.mark.exhaustive
@@ -119,29 +102,22 @@ def test_from_the_fork_on_its_own_settings_hold_and_it_is_evaluated_there(
     child = make_config(
         learning_rate=1e-4, weight_decay=0.0, eval_every_tokens=2 * STEP
     )
-    (rows, states), (base, as_base) = (
-        trained(forked(child, parent, 13)),
-        trained(parent),
-    )
+    rows, states = trained(forked(child, parent, 13 * STEP))
+    base, as_base = trained(parent)
     assert_equal(states[12], as_base[12])
-    assert [row["step"] for row in rows if row["kind"] == "eval"] == [
-        8,
-        13,
-        *range(14, 33, 2),
-    ]
-    assert {
-        row["lr"] for row in rows if row["step"] > 13 and row["kind"] == "train"
-    } == {1e-4}
-    same, _ = trained(forked(parent, parent, 13))
-    assert [row for row in same if (row["step"], row["kind"]) != (13, "eval")] == base
+    evaluated = [row["step"] for row in rows if row["kind"] == "eval"]
+    assert evaluated == [8, 13, *range(14, 33, 2)]
+    later = of_steps(rows, 14, 99)
+    assert {row["lr"] for row in later if row["kind"] == "train"} == {1e-4}
+    same, _ = trained(forked(parent, parent, 13 * STEP))
+    assert without_evaluation(same, 13) == base
 
 
 def test_what_diverges_before_the_fork_is_no_result_of_the_arm(make_config, tokens):
-    hot, plain = {"divergence_loss": 0.1, "divergence_evals": 1}, make_config(FP4)
-    with pytest.raises(
-        UserError,
-        match="diverged after 4,096 tokens, before the fork: validation loss abo",
-    ):
-        train(forked(plain, make_config(**hot)), lambda _: None, tokens=tokens)
-    late = forked(make_config(FP4, **hot), make_config())
-    assert train(late, lambda _: None, tokens=tokens).tokens > 16 * STEP
+    hot = {"divergence_loss": 0.1, "divergence_evals": 1}
+    early = forked(make_config(FP4), make_config(**hot), 16 * STEP)
+    fault = "diverged after 4,096 tokens, before the fork: validation loss abo"
+    with pytest.raises(UserError, match=fault):
+        curve(early, tokens)
+    late = forked(make_config(FP4, **hot), make_config(), 16 * STEP)
+    assert curve(late, tokens)[0].tokens > 16 * STEP

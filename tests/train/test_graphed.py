@@ -28,12 +28,11 @@ from ablate.layers.state import RecipeState
 from ablate.models.custom_models import build_network
 from ablate.models.decoder import Decoder
 from ablate.numerics.quantiser import Quantized, round_operand
-from ablate.run.config import Fork
 from ablate.train import graphed, loop, step
 from ablate.train.graphed import WholeSteps, why_eager
 from ablate.train.group import ONE_DEVICE, Layout
 from ablate.train.step import assemble, set_optimizer, take_whole_step
-from tests.curves import Kept, after, curve
+from tests.curves import Kept, after, curve, forked
 from tests.layers.test_waits import FromTheCpu
 from tests.tensors import assert_same
 
@@ -152,16 +151,11 @@ def graphs(monkeypatch):
 @pytest.fixture
 def config(make_config):
     def make(recipe=SR_RHT, **training):
-        sizes = {
-            "tokens": 16 * STEP,
-            "seq_len": 64,
-            "batch_size": 4,
-            "micro_batch_size": 2,
-        }
-        sizes |= {"eval_every_tokens": 8 * STEP, "eval_tokens": 5 * 64}
-        return make_config(
-            recipe, model={"layers": 1}, schedule="cosine", **(sizes | training)
-        )
+        settings = {
+            "tokens": 16 * STEP, "seq_len": 64, "batch_size": 4, "micro_batch_size": 2,
+            "eval_every_tokens": 8 * STEP, "eval_tokens": 5 * 64, "schedule": "cosine",
+        } | training  # fmt: skip
+        return make_config(recipe, model={"layers": 1}, **settings)
 
     return make
 
@@ -190,28 +184,21 @@ def test_a_run_of_graphs_has_the_rows_and_weights_of_an_eager_one_also_resumed(
     if kind == "a phase":
         run = config(SR_RHT | {"phases": [{"from_fraction": 0.5, "recipe": "bf16"}]})
     elif kind == "a fork":
-        parent = config("bf16", beta2=0.9)
-        run = replace(
-            run,
-            fork=Fork(tokens=8 * STEP, recipe=parent.recipe, training=parent.training),
-        )
+        run = forked(run, config("bf16", beta2=0.9), 8 * STEP)
     elif kind == "delayed scales":
         run = config("te-hybrid-fp8-delayed")
     elif kind == "compiled":  # to operators, which the stand-in can record
-        monkeypatch.setattr(
-            torch, "compile", partial(torch.compile, backend="aot_eager")
-        )
+        to_operators = partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(torch, "compile", to_operators)
         run = config(ALL_SR_RHT, compile=True)
     else:
         run = config(ALL_SR_RHT, evaluate_in="both")
-    eager, whole, parts = Kept([15 * STEP]), Kept([15 * STEP]), Kept([15 * STEP])
+    eager, whole, parts = (Kept([15 * STEP]) for _ in range(3))
     reasons = []
     expected = eager_curve(monkeypatch, run, tokens, checkpoints=eager)
     assert Graph.captured == 0
-    assert (
-        curve(run, tokens, checkpoints=whole, layout=Layout(on_eager=reasons.append))
-        == expected
-    )
+    layout = Layout(on_eager=reasons.append)
+    assert curve(run, tokens, checkpoints=whole, layout=layout) == expected
     assert (Graph.captured, reasons) == (captures, [])
     assert_same(whole.last.tensors, eager.last.tensors)
     rows_of_parts = []
@@ -230,10 +217,7 @@ def test_a_replay_that_diverges_is_noticed_and_leaves_the_weights(
     run = config(eval_every_tokens=16 * STEP, tokens=40 * STEP)
     result, rows = curve(run, tokens)
     assert (result.state, result.step) == ("diverged", 10)
-    assert (
-        result.message
-        == "non-finite training gradient norm: first in Wgrad's dy of blocks.0.ffn.down"
-    )
+    assert result.message.endswith("first in Wgrad's dy of blocks.0.ffn.down")
     assert (result, rows) == eager_curve(monkeypatch, run, tokens)
 
     steps = WholeSteps(trainee := assemble(run, "cpu"), None)
@@ -311,9 +295,8 @@ def test_nothing_of_a_whole_step_comes_from_the_cpu_or_waits_for_the_device(
 ):
     run = config()
 
-    def backward(
-        _,
-    ):  # there is none without a GPU; a layer's own is in tests/layers/test_waits.py
+    # there is none without a GPU; a layer's own is in tests/layers/test_waits.py
+    def backward(_):
         for parameter in trainee.module.parameters():
             parameter.grad = torch.empty_like(parameter)
 
@@ -349,13 +332,11 @@ def test_why_a_step_is_eager(config):
         return why_eager(replace(config(recipe), backend=backend), device, **options)
 
     experts = replace(config(), model=replace(config().model, experts=4))
+    oscillates = {"gemms": ["fprop"], "deoscillate": {"window": 3}}
     assert why() is None
     assert why(device="cpu") == "there is no GPU"
     assert why(devices=2) == "several devices train the run"
     assert why(observed=True) == "diagnostics observe the steps"
     assert why(backend="reference") == "back end 'reference' may wait for the host"
-    assert (
-        why({"gemms": ["fprop", "dgrad", "wgrad"], "deoscillate": {"window": 3}})
-        == "de-oscillation resets weights"
-    )
+    assert why(oscillates) == "de-oscillation resets weights"
     assert why_eager(experts, "cuda") == "the routes of experts depend on the data"

@@ -23,11 +23,8 @@ from ablate.train.probe import dry_run, time_steps
 )  # fmt: skip
 def test_every_kind_of_recipe_goes_through(recipe):
     model = ModelConfig(width=128, layers=2, heads=4, kv_heads=2, ffn=256)
-    run = dry_run(
-        config_of(
-            model, read_recipe(recipe), "emulated", 256, seq_len=128, batch_size=4
-        )
-    )
+    sizes = {"seq_len": 128, "batch_size": 4}
+    run = dry_run(config_of(model, read_recipe(recipe), "emulated", 256, **sizes))
     assert (run.linear_layers, run.tokens) == (9, 512)
 
 
@@ -54,9 +51,8 @@ def test_the_time_of_a_step_holds_its_de_oscillation(make_config, monkeypatch):
     taken = []
     own = Deoscillation.step
     monkeypatch.setattr(Deoscillation, "step", lambda self: taken.append(own(self)))
-    config = make_config(
-        RecipeSpec(gemms=["fprop"], deoscillate={"window": 2}), tokens=2048
-    )
+    recipe = RecipeSpec(gemms=["fprop"], deoscillate={"window": 2})
+    config = make_config(recipe, tokens=2048)
     time_steps(config, device="cpu", steps=2, warmup=1, repeats=2)
     assert len(taken) == 5
     assert [reset is not None for reset in taken] == [False, False, True, False, True]

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
 
 from ablate.check.training import config_of
 from ablate.recipes import Recipe, read_recipe
@@ -30,15 +31,13 @@ def saved(config, folder):
     module = assemble(config, "cpu").module.eval()
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in (one for one in module.parameters() if one.dim() == 1):
-            parameter.add_(0.1 * torch.randn(parameter.shape))
+        for parameter in module.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
     save_weights(module, ALONE, config, folder)
-    assert [
-        path.name for path in folder.parent.iterdir() if path.name.startswith(".")
-    ] == []
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
-        0o666 & folder.stat().st_mode
-    }
+    assert [*folder.parent.glob(".*")] == []
+    for path in folder.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o666 & folder.stat().st_mode
     return module
 
 
@@ -55,55 +54,40 @@ def computed(module, table, tokens):
     """The logits and the gradient of the embedding, which has passed all layers."""
     found = module(tokens[:, :-1])
     logits = getattr(found, "logits", found).float()
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), tokens[:, 1:].flatten()
-    )
+    loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     return logits, torch.autograd.grad(loss, table)[0].float()
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_forward_and_backward(name, tmp_path):
-    config, folder = (
-        config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64),
-        tmp_path / "weights",
-    )
+    config = config_of(MODELS[name], Recipe(), "auto", 96, seq_len=64)
+    folder = tmp_path / "weights"
     trained = saved(config, folder)
     loaded = in_transformers(folder)
-    assert (
-        type(loaded).__name__
-        == json.loads((folder / "config.json").read_text())["architectures"][0]
-    )
+    content = json.loads((folder / "config.json").read_text())
+    assert content["architectures"] == [type(loaded).__name__]
     assert next(loaded.parameters()).dtype == torch.float32
     table = loaded.to(torch.bfloat16).get_input_embeddings().weight
-    expected, same = (
-        computed(trained, trained.embedding, TOKENS),
-        computed(loaded, table, TOKENS),
-    )
-    # They differ by the order of roundings to bf16 alone. Twice the text tells how far two results can be.
-    for a, b, other in zip(
-        expected, same, computed(loaded, table, TOKENS.flip(-1)), strict=True
-    ):
+    expected = computed(trained, trained.embedding, TOKENS)
+    same = computed(loaded, table, TOKENS)
+    # They differ by the order of roundings to bf16 alone. Another text tells how far two results can be.
+    others = computed(loaded, table, TOKENS.flip(-1))
+    for a, b, other in zip(expected, same, others, strict=True):
         assert (a - b).abs().mean() < 0.03 * (a - other).abs().mean()
     assert_same(load_weights(config, folder), dict(trained.named_parameters()))
 
 
 def test_scales_are_no_weights(tmp_path):
-    saved(
-        config_of(MODELS["llama"], read_recipe("te-hybrid-fp8-delayed"), "auto", 96),
-        tmp_path / "weights",
-    )
-    assert not [
-        name
-        for name in load_file(tmp_path / "weights" / "model.safetensors")
-        if "amax" in name
-    ]
+    recipe = read_recipe("te-hybrid-fp8-delayed")
+    saved(config_of(MODELS["llama"], recipe, "auto", 96), tmp_path / "weights")
+    weights = load_file(tmp_path / "weights" / "model.safetensors")
+    assert not any("amax" in name for name in weights)
 
 
 def test_a_hugging_face_model_is_saved_by_its_own_class(tmp_path):
     transformers = pytest.importorskip("transformers")
-    outline = transformers.GPT2Config(
-        vocab_size=96, n_embd=64, n_layer=2, n_head=2, n_positions=64
-    )
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    outline = transformers.GPT2Config(vocab_size=96, **sizes)
     outline.save_pretrained(tmp_path / "gpt2")
     model = ModelConfig(hf=str(tmp_path / "gpt2"), allow=["*"])
     config = config_of(model, Recipe(), "auto", 96, seq_len=64, master_weights="bf16")
@@ -123,9 +107,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         from safetensors import SafetensorError
 
-        raise SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "of an attempt before").touch()
@@ -133,7 +115,5 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left") as caught:
         save_weights(trainee.module, ALONE, config, tmp_path / "weights")
     assert caught.value.errno == 28
-    assert [path.name for path in tmp_path.rglob("*")] == [
-        "weights",
-        "of an attempt before",
-    ]
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert names == ["weights", "of an attempt before"]
