@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +37,12 @@ from ablate.check.figures import RoundingFigures, Sums
 from ablate.diagnose.inputs import recipe_of
 from ablate.numerics.philox import Key
 from ablate.numerics.quantiser import on_grid, turned
-from ablate.recipes import block_shape
+from ablate.recipes import OperandPolicy, Recipe, block_shape
 from ablate.recipes.policy import NO_ROTATION, contracted_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.recipes import OperandPolicy, Recipe
 
 SIDE = 512
 """Rows and columns of a tensor whose rounding is measured."""
@@ -95,15 +95,13 @@ def of_function(
     name: str, function: Callable[..., Any], operand: ClaimedOperand
 ) -> Claim:
     """Make the claim that a function is an operand's quantiser. ``quantise`` raises UserError if it fails."""
-    try:
+    takes_seed = False
+    with suppress(TypeError, ValueError):  # it has no signature
         takes_seed = "seed" in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        takes_seed = False
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        matrix = turned(stored, operand.axis).clone(
-            memory_format=torch.contiguous_format
-        )
+        layout = torch.contiguous_format
+        matrix = turned(stored, operand.axis).clone(memory_format=layout)
         seed = 2 * key.step + key.call
         options = {"seed": seed} if takes_seed else {}
         with torch.random.fork_rng(), torch.no_grad():
@@ -120,11 +118,9 @@ def of_function(
             returned = f"{result.dtype} {list(result.shape)}"
         else:
             return result.detach().to(torch.float32).cpu()
+        fault = f"{name} returned {returned} for a bf16 matrix {list(matrix.shape)}"
         hint = "it returns the dequantised matrix, in the shape that it was given"
-        raise UserError(
-            f"{name} returned {returned} for a bf16 matrix {list(matrix.shape)}",
-            hint=hint,
-        )
+        raise UserError(fault, hint=hint)
 
     notes = ("Held against the policy without its rotation.",)
     return Claim(name=name, operands=(operand,), quantise=quantise, notes=notes)
@@ -139,14 +135,11 @@ def of_recipe(name: str, recipe: Recipe, backend: str, device: str) -> Claim:
     selection = Selection(backend)
 
     def quantise(stored: Tensor, operand: ClaimedOperand, key: Key) -> Tensor:
-        policy = operand.policy
-        chosen = selection.of(both(policy), device)
-        quantised = chosen.quantize(
-            stored.to(device), Draw(policy=policy, key=key), axis=operand.axis
-        )
-        return turned(
-            dequantised(quantised).to(torch.float32).cpu(), operand.axis
-        ).contiguous()
+        chosen = selection.of(both(operand.policy), device)
+        draw = Draw(policy=operand.policy, key=key)
+        quantised = chosen.quantize(stored.to(device), draw, axis=operand.axis)
+        values = dequantised(quantised).to(torch.float32).cpu()
+        return turned(values, operand.axis).contiguous()
 
     operands = _operands(recipe)
     if not operands:
@@ -193,13 +186,12 @@ def operand_of(text: str) -> ClaimedOperand:
     is_operand = bool(recipe and re.fullmatch(r"\w+\.\w+", wanted))
     if not is_operand:
         recipe = wanted = text
-    operands = _operands(recipe_of(recipe, option="--as"))
-    names = [name for operand in operands for name in operand.names]
-    by_policy = {
-        without_rotation(operand.policy): operand
-        for operand in operands
-        if not is_operand or wanted in operand.names
-    }
+    names: list[str] = []
+    by_policy: dict[OperandPolicy, ClaimedOperand] = {}
+    for operand in _operands(recipe_of(recipe, option="--as")):
+        names += operand.names
+        if not is_operand or wanted in operand.names:
+            by_policy[without_rotation(operand.policy)] = operand
     if not by_policy:
         quantised = ", ".join(names) or "nothing"
         raise UserError(
@@ -212,9 +204,8 @@ def operand_of(text: str) -> ClaimedOperand:
     if policy.hadamard:
         message = f"--as: no function can be held against {policy.scale}, which is defined with its rotation"
         raise UserError(message, hint="check the recipe")
-    return ClaimedOperand(
-        names=(wanted,), policy=policy, axis=operand.axis if is_operand else 1
-    )
+    axis = operand.axis if is_operand else 1
+    return ClaimedOperand(names=(wanted,), policy=policy, axis=axis)
 
 
 def without_rotation(policy: OperandPolicy) -> OperandPolicy:
@@ -251,9 +242,13 @@ class OperandCertificate:
 @torch.no_grad()
 @one_thread()
 def certify(
-    claim: Claim, operand: ClaimedOperand, *, draws: int, seed: int = 0,
-    done: Callable[[int], None] = lambda _: None,
-) -> OperandCertificate:  # fmt: skip
+    claim: Claim,
+    operand: ClaimedOperand,
+    *,
+    draws: int,
+    seed: int = 0,
+    done: Callable[[int], object],
+) -> OperandCertificate:
     """Certify an operand of a claim on made-up tensors of each kind, then on the corner cases.
 
     Args:
@@ -285,10 +280,8 @@ def certify(
             defined_keys = keys if is_random else keys[:1]
             grid = on_grid(stored, policy, axis=operand.axis, key=keys[0])
             # A function may be random where its definition is not.
-            outputs = [
-                claim.quantise(stored, operand, key)
-                for key in (keys if is_function else defined_keys)
-            ]
+            own_keys = keys if is_function else defined_keys
+            outputs = [claim.quantise(stored, operand, key) for key in own_keys]
             sums.add(grid.rotated, outputs, grid.ideal)
             if is_function:
                 expected = [
@@ -303,16 +296,18 @@ def certify(
         figures[kind] = sums.figures()
         if is_function:
             definition[kind] = defined_sums.figures()
-            disagreements += [
-                f"{name} ({kind})" for name in figures[kind].unlike(definition[kind])
-            ]
+            unlike = figures[kind].unlike(definition[kind])
+            disagreements += [f"{name} ({kind})" for name in unlike]
     plain = ClaimedOperand(names=operand.names, policy=without_rotation(policy), axis=1)
     key = plain.key(0, 0, seed)
     for name, probe in corners(plain.policy, seed=seed, rows=128).items():
-        comparison.add(
-            claim.quantise(probe, plain, key), probe, plain.policy, 1, key, data=name
-        )
+        values = claim.quantise(probe, plain, key)
+        comparison.add(values, probe, plain.policy, 1, key, data=name)
     return OperandCertificate(
-        operand=operand, figures=figures, definition=definition, disagreements=tuple(disagreements),
-        compared=comparison.num_values, differences=tuple(comparison.by_cause.values()),
-    )  # fmt: skip
+        operand=operand,
+        figures=figures,
+        definition=definition,
+        disagreements=tuple(disagreements),
+        compared=comparison.num_values,
+        differences=tuple(comparison.by_cause.values()),
+    )

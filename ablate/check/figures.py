@@ -15,6 +15,7 @@ draws. Tensors are: for the sums a_i and b_i of n tensors the ratio is Σa / Σb
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -57,16 +58,12 @@ class RatioEstimate:
             return distance / error
         return math.copysign(math.inf, distance)
 
-    def is_at(self, expected: float, other_error: float = 0.0) -> bool:
-        """Whether the figure is the expected one within ``BOUND`` standard errors."""
-        off = self.off(expected, other_error)
-        return off is not None and abs(off) <= BOUND
-
-    def agrees_with(self, other: RatioEstimate) -> bool:
-        """Whether two independent or paired figures are equal within ``BOUND`` standard errors."""
-        if other.value is None:
+    def is_at(self, expected: float | None, other_error: float | None = 0.0) -> bool:
+        """Whether the figure is the expected one, or another estimate, within ``BOUND`` standard errors."""
+        if expected is None:
             return self.value is None
-        return self.is_at(other.value, other.error or 0.0)
+        off = self.off(expected, other_error or 0.0)
+        return off is not None and abs(off) <= BOUND
 
 
 def ratios(
@@ -84,9 +81,8 @@ def ratios(
     estimates = []
     for quotient, error in zip(quotients.tolist(), errors.tolist(), strict=True):
         known_error = ratio(error, 1.0) if count > 1 else None
-        estimates.append(
-            RatioEstimate(value=ratio(start + quotient, 1.0), error=known_error)
-        )
+        value = ratio(start + quotient, 1.0)
+        estimates.append(RatioEstimate(value=value, error=known_error))
     return tuple(estimates)
 
 
@@ -117,43 +113,36 @@ class RoundingFigures:
         """The gains by position, folded to the shortest pattern that repeats within the bound."""
         gains = [gain.value for gain in self.by_position if gain.value is not None]
         for period in range(1, len(gains) + 1):
-            if len(self.by_position) % period:
-                continue
-            means = tuple(
-                statistics.fmean(gains[start::period]) for start in range(period)
-            )
-            if all(
-                gain.is_at(means[place % period])
-                for place, gain in enumerate(self.by_position)
+            starts = range(period)
+            means = [statistics.fmean(gains[start::period]) for start in starts]
+            if len(gains) % period == 0 and all(
+                map(RatioEstimate.is_at, self.by_position, itertools.cycle(means))
             ):
-                return means
+                return tuple(means)
         return tuple(gains)
 
     @property
     def largest_alike(self) -> tuple[str, RatioEstimate] | None:
         """The neighbours whose noise is most alike; None if none is so beyond the bound."""
-        beyond = [
-            item
-            for item in self.noise_alike.items()
-            if abs(item[1].off(0.0) or 0.0) > BOUND
-        ]
+        beyond = []
+        for neighbours, correlation in self.noise_alike.items():
+            if abs(correlation.off(0.0) or 0.0) > BOUND:
+                beyond.append((neighbours, correlation))
         return max(beyond, key=lambda item: abs(item[1].value or 0.0), default=None)
 
     def unlike(self, other: RoundingFigures) -> list[str]:
         """Name the figures that are not the other's, within the bound."""
-        pairs = {
-            "gain": [(self.gain, other.gain)],
-            "relative error": [(self.relative_error, other.relative_error)],
-            "bias share": [(self.bias_share, other.bias_share)],
-            "gain by position": list(
-                zip(self.by_position, other.by_position, strict=True)
-            ),
-        }
-        names = [
-            name
-            for name, both in pairs.items()
-            if not all(a.agrees_with(b) for a, b in both)
+        pairs = [
+            ("gain", self.gain, other.gain),
+            ("relative error", self.relative_error, other.relative_error),
+            ("bias share", self.bias_share, other.bias_share),
         ]
+        for own, others in zip(self.by_position, other.by_position, strict=True):
+            pairs.append(("gain by position", own, others))
+        names = []
+        for name, own, others in pairs:
+            if name not in names and not own.is_at(others.value, others.error):
+                names.append(name)
         if self.largest_alike is not None and other.largest_alike is None:
             names.append("independence of the noise")
         return names
@@ -176,7 +165,7 @@ class Sums:
         self.pairs["gain"].append((_dot(mean, exact), energy))
         self.pairs["error"].append((error_energy, energy))
         self.pairs["bias"].append((_dot(first, last), error_energy))
-        parts = torch.tensor(error_parts(exact, outputs[0], ideal), dtype=torch.float64)
+        parts = error_parts(exact, outputs[0], ideal)
         self.pairs["parts"].append((parts, parts.sum().expand(3)))
         if 1 < self.columns <= _LARGEST_BLOCK:
             along = (mean * exact).view(-1, self.columns).sum(0)
@@ -185,13 +174,10 @@ class Sums:
         if len(outputs) == 2:
             # pairs across the ends of rows hardly count
             noise = ((first - last) * exact.sign()).view(-1)
-            products = [
-                _dot(noise[:-far], noise[far:])
-                for far in (*_NEIGHBOURS, exact.shape[1])
-            ]
-            self.pairs["noise"].append(
-                (torch.stack(products), _dot(noise, noise).expand(len(products)))
-            )
+            distances = (*_NEIGHBOURS, exact.shape[1])
+            products = [_dot(noise[:-far], noise[far:]) for far in distances]
+            whole = _dot(noise, noise).expand(len(products))
+            self.pairs["noise"].append((torch.stack(products), whole))
 
     def figures(self) -> RoundingFigures:
         """Compute the figures of all tensors so far: one at least."""
@@ -201,11 +187,9 @@ class Sums:
         (energy,) = ratios(self.pairs["error"])
         scale_bias, dead_zone, grid_noise = ratios(self.pairs["parts"])
         root = None if energy.value is None else math.sqrt(max(energy.value, 0.0))
-        spread: float | None
-        if energy.error is not None and root:
-            spread = energy.error / (2 * root)
-        else:
-            spread = energy.error
+        spread = energy.error
+        if spread is not None and root:
+            spread /= 2 * root
         return RoundingFigures(
             gain=gain,
             by_position=ratios(self.pairs["position"], 1.0),
@@ -219,10 +203,8 @@ class Sums:
         )
 
 
-def error_parts(
-    exact: Tensor, quantised: Tensor, ideal: Tensor
-) -> tuple[float, float, float]:
-    """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise, which add up to it.
+def error_parts(exact: Tensor, quantised: Tensor, ideal: Tensor) -> Tensor:
+    """Split ‖quantised − exact‖² into scale bias, dead zone and grid noise (fp64 [3]), which add up to it.
 
     The parts are those of Li, Wu, Shen (arXiv 2605.20402), who split MXFP4's error; here of any format with
     blocks. ``ideal`` is rounded on the same grid, under each block's exact scale (``OnGrid``). Of its error
@@ -231,13 +213,10 @@ def error_parts(
     what clips under it, and is below 0 where that scale errs less than the exact one.
     """
     energies = (ideal - exact).double().square()
-    dead = energies[ideal == 0].sum().item()
-    noise = energies[ideal != 0].sum().item()
-    return (
-        (quantised - exact).double().square().sum().item() - dead - noise,
-        dead,
-        noise,
-    )
+    dead = energies[ideal == 0].sum()
+    noise = energies[ideal != 0].sum()
+    whole = (quantised - exact).double().square().sum()
+    return torch.stack((whole - dead - noise, dead, noise))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ How it fails: ``read_proof`` raises ``ValueError`` for a file that is no such re
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -80,9 +81,8 @@ class TestedMachine:
     @property
     def file_name(self) -> str:
         """The name of the device's record, without an ending: architecture and device."""
-        return "-".join(
-            [self.device.arch, *re.findall(r"[a-z0-9]+", self.name.lower())]
-        )
+        words = re.findall(r"[a-z0-9]+", self.name.lower())
+        return "-".join([self.device.arch, *words])
 
 
 @dataclass(frozen=True, kw_only=True, config=PLAIN)
@@ -103,10 +103,9 @@ class ProofRecord:
 
     def __str__(self) -> str:
         """Count the parts by state, in a few words."""
-        states = [part.state for part in self.parts]
-        return "Parts: " + ", ".join(
-            f"{states.count(state)} {state}" for state in dict.fromkeys(states)
-        )
+        states = Counter(part.state for part in self.parts)
+        counts = [f"{count} {state}" for state, count in states.items()]
+        return f"Parts: {', '.join(counts)}"
 
 
 def read_proof(path: Path) -> ProofRecord:
@@ -122,31 +121,32 @@ def read_proof(path: Path) -> ProofRecord:
 def page(record: ProofRecord) -> str:
     """Render the page in Markdown: what was tested, the parts, then every finding, the failures first."""
     machine = record.machine
-    versions = ", ".join(
-        f"{name} {version}" for name, version in machine.versions.items() if version
-    )
+    versions = []
+    for name, version in machine.versions.items():
+        if version:
+            versions.append(f"{name} {version}")
     day = datetime.fromtimestamp(record.measured_unix, UTC).strftime("%Y-%m-%d")
-    findings = [
-        (part.name, finding) for part in record.parts for finding in part.findings
-    ]
-    remarks = [
-        f"Other work in {part}: {finding.detail}. Times may be too long.\n"
-        for part, finding in findings
-        if finding.check == OTHER_WORK and finding.detail != NO_WORK
-    ]
+    remarks = []
     parts = []
+    rows = []
     for part in record.parts:
+        seconds = 0.0
+        for finding in part.findings:
+            seconds += finding.seconds
+            detail = detail_of(finding)
+            rows.append(
+                (part.name, finding.check, finding.backend, finding.result, detail)
+            )
+            if finding.check == OTHER_WORK and finding.detail != NO_WORK:
+                remark = f"{part.name}: {finding.detail}. Times may be too long."
+                remarks.append(f"Other work in {remark}\n")
         state = part.state if part.why is None else f"{part.state}: {part.why}"
-        seconds = sum(finding.seconds for finding in part.findings)
         parts.append((part.name, state, str(len(part.findings)), f"{seconds:.1f}"))
-    rows = [
-        (part, finding.check, finding.backend, finding.result, detail_of(finding))
-        for part, finding in sorted(findings, key=lambda row: row[1].result != "failed")
-    ]
+    rows.sort(key=lambda row: row[3] != "failed")
     lines = [
         f"# {machine.name}\n",
         f"`{record.command}` on {machine.device.arch}, {day}. CPU: {machine.cpu}, {machine.cpu_capability},",
-        f"threads: {machine.threads}. {versions}. Code {record.code}.\n",
+        f"threads: {machine.threads}. {', '.join(versions)}. Code {record.code}.\n",
         f"{record}. What each part tests is in docs/native.md.\n",
         *remarks,
         *_table(("part", "result", "checks", "seconds"), parts),
@@ -158,18 +158,16 @@ def page(record: ProofRecord) -> str:
 
 def detail_of(finding: CheckFinding) -> str:
     """Join a finding's line, its figures and a link to its file."""
-    details = [finding.detail]
-    if finding.figures:
-        details.append(
-            ", ".join(f"{name} {value:.4g}" for name, value in finding.figures.items())
-        )
+    figures = [f"{name} {value:.4g}" for name, value in finding.figures.items()]
+    details = [finding.detail, ", ".join(figures)]
     if finding.tensors:
         details.append(f"[tensors]({finding.tensors})")
     return "; ".join(filter(None, details))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [
-        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells
-    ]
+    lines = []
+    for row in (header, ["---"] * len(header), *rows):
+        cells = [cell.replace("|", "/") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

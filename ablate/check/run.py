@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ablate._version import __version__
-from ablate.backends.device import TRITON_PACKAGES, driver_version
+from ablate.backends.device import TRITON_PACKAGES, Device, driver_version
 from ablate.backends.select import load_backend
 from ablate.backends.testing import Check, FaultError, Skip, Told, ending
 from ablate.backends.testing.inputs import POLICIES, QUICK
@@ -56,7 +56,6 @@ from ablate.execute.environment import (
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
-    from ablate.backends.device import Device
     from ablate.backends.protocol import Backend
 
 Checks = Callable[[Setup], Iterator[Check]]
@@ -75,35 +74,34 @@ def setup_of(where: str, device: Device) -> Setup:
         except ValueError as error:
             setup.refused[name] = str(error)
             continue
-        supports = {
-            policy: backend.support(both(policy), device) for policy in POLICIES
-        }
-        if any(support.mode != "no" for support in supports.values()):
+        supports = [backend.support(both(policy), device) for policy in POLICIES]
+        if any(support.mode != "no" for support in supports):
             setup.backends[name] = backend
         else:
-            setup.refused[name] = supports[QUICK[0]].detail
+            setup.refused[name] = backend.support(both(QUICK[0]), device).detail
     return setup
 
 
 def machine_of(setup: Setup) -> TestedMachine:
     """Describe what is tested, and with which versions."""
-    packages = ("torch", *TRITON_PACKAGES, "numpy", "pydantic")
     versions: dict[str, str | None] = {
         "ablate": __version__,
         "python": platform.python_version(),
     }
-    versions |= {
-        package: version for package in packages if (version := version_of(package))
-    }
-    versions |= {
-        "cuda": torch.version.cuda,
-        "rocm": torch.version.hip,
-        "driver": driver_version(),
-    }
+    for package in ("torch", *TRITON_PACKAGES, "numpy", "pydantic"):
+        version = version_of(package)
+        if version:
+            versions[package] = version
+    versions["cuda"] = torch.version.cuda
+    versions["rocm"] = torch.version.hip
+    versions["driver"] = driver_version()
     return TestedMachine(
-        device=setup.device, cpu=cpu_name(), cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        threads=torch.get_num_threads(), versions=versions,
-    )  # fmt: skip
+        device=setup.device,
+        cpu=cpu_name(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        versions=versions,
+    )
 
 
 def facts(setup: Setup) -> Iterator[Check]:
@@ -173,9 +171,8 @@ def _suite(*kinds: str, quick: bool | None = None) -> Checks:
         for name, backend in setup.backends.items():
             for check in checks(backend, setup.where, policies):
                 if check.kind in kinds:
-                    yield replace(
-                        check, backend=name, kind=check.kind if len(kinds) > 1 else ""
-                    )
+                    kind = check.kind if len(kinds) > 1 else ""
+                    yield replace(check, backend=name, kind=kind)
 
     return part
 
@@ -245,17 +242,16 @@ class _Keeper:
             finding for place, finding in self.findings.items() if place[0] == name
         )
         results = {finding.result for finding in findings}
-        why = None if name in self.finished_parts else "time"
-        state: State
-        if why is None and results == {"skipped"}:
+        why = None
+        state: State = "passed"
+        if name not in self.finished_parts:
+            state = "not run"
+            why = "time"
+        elif results == {"skipped"}:
             state = "skipped"
             why = findings[0].detail
-        elif "failed" in results:
+        if "failed" in results:
             state = "failed"
-        elif why is not None:
-            state = "not run"
-        else:
-            state = "passed"
         return CheckedPart(name=name, state=state, why=why, findings=findings)
 
 
@@ -264,7 +260,7 @@ def prove(
     out: Path,
     *,
     minutes: float,
-    say: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[ProofRecord, Path]:
     """Run the parts on a device; write record and page to a folder; return the record and its path.
@@ -296,10 +292,9 @@ def prove(
             except KeyboardInterrupt:
                 keeper.write()
                 raise
+            tensors = None
             if isinstance(error, FaultError):
                 tensors = _save(keeper.path, place, error)
-            else:
-                tensors = None
             finding = CheckFinding(
                 backend=check.backend,
                 check=check.name,
@@ -311,15 +306,11 @@ def prove(
             say(
                 f"{finding.result:<7} {name}: {finding.check} ({finding.backend}): {detail_of(finding)}"
             )
-            if type(error).__name__ == "AcceleratorError" or re.search(
-                "(CUDA|HIP) error:", str(error)
-            ):
+            if re.search(r"AcceleratorError|(CUDA|HIP) error:", repr(error)):
                 keeper.write()
                 message = f"the device is lost to this process ({finding.detail})"
-                raise UserError(
-                    message,
-                    hint="the same command run again continues behind that check",
-                )
+                hint = "the same command run again continues behind that check"
+                raise UserError(message, hint=hint)
         else:
             keeper.finished_parts.add(name)
     record = keeper.write()
@@ -337,9 +328,8 @@ def _all(make: Checks, setup: Setup) -> Iterator[Check]:
 
 def _save(path: Path, place: _Place, fault: FaultError) -> str:
     """Save the tensors that show a fault beside the record, for ``torch.load``; return the file's name."""
-    beside = path.with_name(
-        "-".join([path.stem, *re.findall(r"[\w.]+", " ".join(place))]) + ".pt"
-    )
+    words = [path.stem, *re.findall(r"[\w.]+", " ".join(place))]
+    beside = path.with_name("-".join(words) + ".pt")
     content = io.BytesIO()
     torch.save({"what": str(fault), "tensors": fault.tensors}, content)
     write_bytes_atomic(beside, content.getvalue())

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ablate.backends.device import device_of
-from ablate.backends.protocol import Draw
+from ablate.backends.protocol import Backend, Draw
 from ablate.backends.select import Selection, overall_mode
 from ablate.backends.testing import Check, Skip, Told, ending
 from ablate.backends.testing.suite import both
 from ablate.check.training import config_of, trained
 from ablate.modelled.hardware import peak_tflops
 from ablate.numerics.philox import Key
-from ablate.recipes import OPERANDS, OperandPolicy, read_recipe
+from ablate.recipes import OPERANDS, Format, OperandPolicy, Recipe, read_recipe
 from ablate.run.architecture import PRESETS
 from ablate.run.config import ModelConfig
 from ablate.train.probe import time_steps
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ablate.backends.protocol import Backend
     from ablate.check import Setup
-    from ablate.recipes import Format, Recipe
 
 MODELS: dict[str, ModelConfig] = {
     "llama-tiny": ModelConfig(**PRESETS["llama-tiny"]),
@@ -78,18 +76,16 @@ def time_gemm(
     bf16 = OperandPolicy()
     tensors = []
     for seed, rows in enumerate((shape.tokens, shape.outputs)):
-        drawn = torch.randn(
-            rows, shape.inputs, generator=torch.Generator().manual_seed(seed)
-        )
+        draw = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(rows, shape.inputs, generator=draw)
         tensors.append(drawn.to(torch.bfloat16).to(where))
     work = [
         *_work(backend, policy, tensors),
         *_work(auto.of(both(fp8), where), fp8, tensors),
+        _work(auto.of(both(bf16), where), bf16, tensors)[1],
     ]
-    work.append(_work(auto.of(both(bf16), where), bf16, tensors)[1])
-    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians_ms(
-        work, where, repeats
-    )
+    medians = medians_ms(work, where, repeats)
+    quantise_ms, multiply_ms, fp8_quantise_ms, fp8_multiply_ms, bf16_ms = medians
     total_ms = quantise_ms + multiply_ms
     tflops = 2 * shape.tokens * shape.outputs * shape.inputs / multiply_ms / 1e9
     figures = {
@@ -109,19 +105,13 @@ def _work(
     backend: Backend, policy: OperandPolicy, tensors: Sequence[Tensor]
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Make two calls: one quantises both operands, the other multiplies already quantised operands."""
-    draws = [
-        Draw(
-            policy=policy,
-            key=Key(seed=0, layer="bench", gemm="fprop", operand=name, step=1),
-        )
-        for name in OPERANDS["fprop"]
-    ]
+    draws = []
+    for name in OPERANDS["fprop"]:
+        key = Key(seed=0, layer="bench", gemm="fprop", operand=name, step=1)
+        draws.append(Draw(policy=policy, key=key))
 
     def quantise() -> list[Any]:
-        return [
-            backend.quantize(tensor, draw, axis=1)
-            for tensor, draw in zip(tensors, draws, strict=True)
-        ]
+        return list(map(partial(backend.quantize, axis=1), tensors, draws))
 
     left, right = quantise()
     return quantise, lambda: backend.multiply(left, right)
@@ -160,15 +150,14 @@ def elapsed_ms(call: Callable[[], object], where: str) -> float:
 
 def rates(setup: Setup) -> Iterator[Check]:
     """Yield checks of the rate of each format's GEMM at some shapes, by each back end that claims it."""
-    sizes = [(1024, 1024, 1024)]
+    shapes = [Shape(1024, 1024, 1024)]
     if setup.on_gpu:
-        sizes = [
-            (8192, 2048, 8192),
-            (8192, 4096, 4096),
-            (8192, 4096, 14336),
-            (4096, 8192, 8192),
+        shapes = [
+            Shape(8192, 2048, 8192),
+            Shape(8192, 4096, 4096),
+            Shape(8192, 4096, 14336),
+            Shape(4096, 8192, 8192),
         ]
-    shapes = itertools.starmap(Shape, sizes)
     for shape, fmt, (name, backend) in itertools.product(
         shapes, _FORMATS, setup.backends.items()
     ):
@@ -187,9 +176,8 @@ def _rate(setup: Setup, name: str, policy: OperandPolicy, shape: Shape) -> Told:
     repeats = 20 if setup.on_gpu else 3
     mode, figures = time_gemm(policy, shape, name, setup.where, repeats=repeats)
     share = figures.get("share_of_peak", 0.0)
-    assert share <= 1, (
-        f"{figures['TFLOP_per_s']:.0f} TFLOP/s, {share:.2f} times the published peak"
-    )
+    rate = f"{figures['TFLOP_per_s']:.0f} TFLOP/s"
+    assert share <= 1, f"{rate}, {share:.2f} times the published peak"
     return Told(mode, figures)
 
 
@@ -206,21 +194,17 @@ def steps(setup: Setup) -> Iterator[Check]:
             recipes.append((f"{name} {mode}", backend, recipe))
     for model in MODELS:
         if not setup.on_gpu and model != "llama-tiny":
-            yield Check(
-                of=model,
-                run=partial(ending, Skip("on a CPU llama-tiny alone is timed")),
-            )
+            skip = Skip("on a CPU llama-tiny alone is timed")
+            yield Check(of=model, run=partial(ending, skip))
             continue
-        for (name, backend, recipe), way in itertools.product(
-            recipes, ("not compiled", "compiled")
-        ):
-            yield Check(
-                backend=backend,
-                of=f"{model}, {name}, {way}",
-                run=partial(
-                    _step, setup, model, recipe, backend, compiled=way == "compiled"
-                ),
-            )
+        for name, backend, recipe in recipes:
+            time_it = partial(_step, setup, model, recipe, backend)
+            for way, compiled in (("not compiled", False), ("compiled", True)):
+                yield Check(
+                    backend=backend,
+                    of=f"{model}, {name}, {way}",
+                    run=partial(time_it, compiled=compiled),
+                )
 
 
 def _step(
@@ -233,9 +217,15 @@ def _step(
     else:
         sequences, positions, vocab_size = 4, 2048, 32_000
     config = config_of(
-        MODELS[model], recipe, backend, vocab_size,
-        tokens=sequences * positions, seq_len=positions, batch_size=sequences, compile=compiled,
-    )  # fmt: skip
+        MODELS[model],
+        recipe,
+        backend,
+        vocab_size,
+        tokens=sequences * positions,
+        seq_len=positions,
+        batch_size=sequences,
+        compile=compiled,
+    )
     num_steps, warmup = (5, 3) if setup.on_gpu else (1, 1)
     try:
         times = time_steps(

@@ -7,6 +7,7 @@ within two roundings of the reference's. The first layer that differs is named.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,18 @@ from ablate.backends.select import Selection
 from ablate.backends.testing import Check, FaultError
 from ablate.backends.testing.suite import difference
 from ablate.layers.linear import Pass, quantised_layers
-from ablate.recipes import GEMMS, Recipe, read_recipe
+from ablate.recipes import GEMMS, Gemm, Recipe, read_recipe
 from ablate.run.config import DataConfig, ModelConfig, RunConfig, TrainingConfig
 from ablate.train.step import Trainee, assemble, gradients, take_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ablate.backends.protocol import Operand
     from ablate.check import Setup
-    from ablate.recipes import Gemm
 
 RECIPES: dict[str, Recipe] = {
     "mxfp4": read_recipe({"gemms": list(GEMMS), "stabiliser": "sr+rht"}),
@@ -61,25 +62,31 @@ def config_of(
 ) -> RunConfig:
     """Configure a run that reads no data; ``training``: fields of its ``TrainingConfig``."""
     return RunConfig(
-        model=model, data=DataConfig(), data_digest="none", vocab_size=vocab_size, recipe=recipe,
-        training=TrainingConfig(**training), backend=backend, seed=0,
-    )  # fmt: skip
+        model=model,
+        data=DataConfig(),
+        data_digest="none",
+        vocab_size=vocab_size,
+        recipe=recipe,
+        training=TrainingConfig(**training),
+        backend=backend,
+        seed=0,
+    )
 
 
 def _train(where: str, backend: str, recipe: Recipe) -> str:
     # 100 tokens a step, which no block divides.
-    settings = {
-        "tokens": 100 * _STEPS,
-        "seq_len": 25,
-        "batch_size": 4,
-        "learning_rate": 1e-3,
-    }
-    trainee = assemble(
-        config_of(_MODEL, recipe, backend, _VOCABULARY, **settings), where
+    config = config_of(
+        _MODEL,
+        recipe,
+        backend,
+        _VOCABULARY,
+        tokens=100 * _STEPS,
+        seq_len=25,
+        batch_size=4,
+        learning_rate=1e-3,
     )
-    reference = assemble(
-        config_of(_MODEL, recipe, "reference", _VOCABULARY, **settings), "cpu"
-    )
+    trainee = assemble(config, where)
+    reference = assemble(replace(config, backend="reference"), "cpu")
     window = np.random.default_rng(0).integers(0, _VOCABULARY, (4, 26))
     losses = []
     farthest = 0.0
@@ -95,7 +102,7 @@ def _train(where: str, backend: str, recipe: Recipe) -> str:
 
 
 def _compare_step(
-    step: str, trainee: Trainee, reference: Trainee, window: np.ndarray[Any, Any]
+    step: str, trainee: Trainee, reference: Trainee, window: NDArray[Any]
 ) -> tuple[float, float]:
     """Compute a step's gradients, and each layer's products again by the reference.
 
@@ -111,13 +118,9 @@ def _compare_step(
     def watch(layer: str, gemm: str, name: str, operand: Operand) -> None:
         operands[layer, gemm, name] = operand
 
-    def tap(layer: str, at: Any, dy: Tensor, x: Tensor, weight: Tensor) -> None:
-        tensors = {"dy": dy, "x": x, "weight": weight}
-        copies = {
-            name: tensor.detach().to("cpu", copy=True)
-            for name, tensor in tensors.items()
-        }
-        inputs[layer] = at, copies
+    def tap(layer: str, at: Any, *tensors: Tensor) -> None:
+        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        inputs[layer] = at, dict(zip(("dy", "x", "weight"), copies, strict=True))
 
     def compare(layer: str, gemm: str, name: str, expected: Operand) -> None:
         if fault := difference(operands[layer, gemm, name], expected):
@@ -126,7 +129,7 @@ def _compare_step(
 
     trainee.state.watch = watch
     trainee.state.tap = tap
-    loss, _ = gradients(trainee, window, None)
+    loss, _ = gradients(trainee, window)
     trainee.state.watch = trainee.state.tap = None
     layers = quantised_layers(trainee.module)
     reference_layers = quantised_layers(reference.module)
@@ -138,11 +141,9 @@ def _compare_step(
     for layer, gemm in order:
         at, tensors = inputs[layer]
         expected = Pass(reference_layers[layer], at, **tensors).product(gemm).double()
-        on_device = {
-            name: tensor.to(layers[layer].weight.device)
-            for name, tensor in tensors.items()
-        }
-        result = Pass(layers[layer], at, **on_device).product(gemm).cpu().double()
+        device = layers[layer].weight.device
+        there = {name: tensor.to(device) for name, tensor in tensors.items()}
+        result = Pass(layers[layer], at, **there).product(gemm).cpu().double()
         distance = float((result - expected).norm() / expected.norm())
         if not distance <= _APART:
             fault = f"{step}, {_PRODUCTS[gemm]} of {layer} is {distance:.3%} from the reference's"

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.base.errors import UserError
-from ablate.recipes import GEMMS, Gemm, GemmPolicy, LayerRule
+from ablate.recipes import GEMMS, Gemm, GemmPolicy, LayerRule, Recipe
 from ablate.recipes.coverage import in_short
 from ablate.recipes.describe import describe_place
 from ablate.recipes.place import names_layer
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ablate.diagnose.inputs import Subject
     from ablate.layers.linear import QuantLinear
-    from ablate.recipes import Recipe
 
 SEEDS = 5
 """Seeds of the study that confirms the proposals."""
@@ -118,14 +117,13 @@ def policies(
             return
         in_bf16: dict[str, tuple[Gemm, ...]] = {}
         rules = []
-        for layer in layers:
-            gemms = tuple(gemm for gemm in GEMMS if (layer, gemm) in kept)
+        for name_of_layer, layer in layers.items():
+            gemms = tuple(gemm for gemm in GEMMS if (name_of_layer, gemm) in kept)
             if gemms:
-                in_bf16[layer] = gemms
-                mixed = replace(
-                    layers[layer].recipe_at(0), **dict.fromkeys(gemms, GemmPolicy())
-                )
-                rules.append(LayerRule(match=layer, recipe=mixed))
+                in_bf16[name_of_layer] = gemms
+                in_high_precision = dict.fromkeys(gemms, GemmPolicy())
+                mixed = replace(layer.recipe_at(0), **in_high_precision)
+                rules.append(LayerRule(match=name_of_layer, recipe=mixed))
         if rule is not None:
             rules = [rule]
         policy = Policy(
@@ -143,20 +141,17 @@ def policies(
         named = {cell for cell in harm if names_layer(rule, layers[cell[0]].place)}
         add(f"BF16 in {describe_place(rule)}", named, rule)
     spare = flops(layers, harm) - budget * total
-    add(
-        "BF16 in the layers of most harm",
-        _most_harm(_by_layer(harm), layers, harm, spare),
-    )
-    takes_operands = any(
-        policy.source != "high_precision"
-        for part in recipe.parts
-        for policy in part.policies
-    )
-    if not takes_operands:
-        add(
-            "BF16 in the GEMMs of most harm",
-            _most_harm([[cell] for cell in harm], layers, harm, spare),
-        )
+    by_layer: dict[str, list[Cell]] = defaultdict(list)
+    for cell in harm:
+        by_layer[cell[0]].append(cell)
+    worst = _most_harm(by_layer.values(), layers, harm, spare)
+    add("BF16 in the layers of most harm", worst)
+    sources = set()
+    for part in recipe.parts:
+        sources |= {policy.source for policy in part.policies}
+    if sources == {"high_precision"}:
+        worst = _most_harm([[cell] for cell in harm], layers, harm, spare)
+        add("BF16 in the GEMMs of most harm", worst)
     return list(by_kept.values())
 
 
@@ -164,15 +159,7 @@ def _total(harm: Mapping[Cell, float], cells: Iterable[Cell]) -> float:
     return sum(max(harm[cell], 0.0) for cell in cells)
 
 
-def _by_layer(cells: Iterable[Cell]) -> list[list[Cell]]:
-    groups: dict[str, list[Cell]] = defaultdict(list)
-    for layer, gemm in cells:
-        groups[layer].append((layer, gemm))
-    return list(groups.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Some GEMMs, their FLOPs for one token and their harm."""
 
     flops: int = 0
@@ -195,9 +182,9 @@ def _most_harm(
         for choice in choices:
             if choice.flops + unit_flops <= spare:
                 grown = _Choice(
-                    flops=choice.flops + unit_flops,
-                    harm=choice.harm + unit_harm,
-                    cells=(*choice.cells, *cells),
+                    choice.flops + unit_flops,
+                    choice.harm + unit_harm,
+                    (*choice.cells, *cells),
                 )
                 candidates.append(grown)
         candidates.sort(key=lambda choice: (choice.flops, -choice.harm))

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ablate.numerics.quantiser import to_blocks
+from ablate.numerics.quantiser import OnGrid, to_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ablate.numerics.quantiser import OnGrid
 
 SKETCH = 512
 """Numbers per sketch of an error; the cosine of two sketches errs by about 1 / √512 = 4 %."""
@@ -125,12 +124,11 @@ def sketch_of(error: Tensor) -> str | None:
     the tensor is all zeros or not finite.
     """
     flat = error.reshape(-1)
-    length = max(-(-flat.numel() // SKETCH), 1) * SKETCH
-    signed = torch.nn.functional.pad(
-        flat * _signs(flat.numel()).to(flat.device), (0, length - flat.numel())
-    )
-    sums = signed.view(-1, SKETCH).sum(0)
-    largest = float(sums.abs().max().item())
+    count = flat.numel()
+    signed = flat * _signs(count).to(flat.device)
+    padding = SKETCH if not count else -count % SKETCH
+    sums = torch.nn.functional.pad(signed, (0, padding)).view(-1, SKETCH).sum(0)
+    largest = float(sums.abs().max())
     if not largest or not math.isfinite(largest):
         return None
     whole = (sums * (127 / largest)).round().to(torch.int8)
@@ -139,18 +137,16 @@ def sketch_of(error: Tensor) -> str | None:
 
 @lru_cache(maxsize=64)
 def _signs(count: int) -> Tensor:
-    bits = torch.randint(
-        0, 2, (count,), dtype=torch.int8, generator=torch.Generator().manual_seed(count)
-    )
-    return bits * 2 - 1
+    draw = torch.Generator().manual_seed(count)
+    return torch.randint(0, 2, (count,), dtype=torch.int8, generator=draw) * 2 - 1
 
 
 def _zeros(output: Tensor) -> float:
-    return float((output == 0).float().mean().item())
+    return float((output == 0).float().mean())
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.reshape(-1), b.reshape(-1)).item())
+    return float(torch.dot(a.reshape(-1), b.reshape(-1)))
 
 
 def operand_figures(
@@ -170,13 +166,11 @@ def operand_figures(
     non_zero = exact != 0
 
     def share(elements: Tensor) -> float | None:
-        return ratio(
-            float((elements & non_zero).sum().item()), float(non_zero.sum().item())
-        )
+        return ratio(float((elements & non_zero).sum()), float(non_zero.sum()))
 
     return {
         "relative_error": _root(ratio(energy_of(quantised - exact), energy)),
-        "gain": ratio(float((quantised * exact).sum().item()), energy),
+        "gain": ratio(float((quantised * exact).sum()), energy),
         "clipped": share(grid.scaled.abs() > grid.element.max),
         "zeroed": share(quantised == 0),
         "crest_before": median_crest(unrotated, grid.block),
@@ -197,12 +191,12 @@ def median_crest(v: Tensor, block: tuple[int, int]) -> float | None:
     if not crest.numel():
         return None
     step = -(-crest.numel() // _LARGEST_SAMPLE)
-    return float(torch.quantile(crest[::step], 0.5, interpolation="nearest").item())
+    return float(torch.quantile(crest[::step], 0.5, interpolation="nearest"))
 
 
 def energy_of(values: Tensor) -> float:
     """Return ‖values‖², summed in fp32."""
-    return float(values.float().square().sum().item())
+    return float(values.float().square().sum())
 
 
 def _known(value: float) -> float | None:

@@ -19,20 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from ablate.diagnose.measure import energy_of, ratio
 from ablate.diagnose.recorder import Tapped, diagnose_gemm, draws_of, tapped_copy
-from ablate.layers.linear import quantised_layers
-from ablate.recipes import LayerRecipe
-from ablate.train.step import gradients
+from ablate.layers.linear import QuantLinear, quantised_layers
+from ablate.recipes import Gemm, LayerRecipe
+from ablate.train.step import Trainee, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
-    from ablate.recipes import Gemm
-    from ablate.train.step import Trainee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +60,19 @@ def layer_gemms(
     layers = quantised_layers(trainee.module)
     gemms = []
     for name in names:
-        recipe = layers[name].recipe_at(trainee.state.tokens)
-        gemms += [
-            (layers[name], gemm, passes)
-            for gemm, passes in draws_of(recipe, draws).items()
-        ]
+        layer = layers[name]
+        recipe = layer.recipe_at(trainee.state.tokens)
+        for gemm, passes in draws_of(recipe, draws).items():
+            gemms.append((layer, gemm, passes))
     return gemms
 
 
 def predict_harm(
     trainee: Trainee,
-    window: np.ndarray[Any, Any],
+    window: NDArray[Any],
     gemms: Sequence[tuple[QuantLinear, Gemm, int]],
     *,
-    done: Callable[[int], None] = lambda _: None,
+    done: Callable[[int], None],
 ) -> list[Harm]:
     """Measure the harm of each GEMM; the largest comes first.
 
@@ -96,24 +92,22 @@ def predict_harm(
     recipes = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
     tapped: dict[str, Tapped] = {}
 
-    def tap(name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor) -> None:
+    def tap(name: str, at: Position, *tensors: Tensor) -> None:
         if name not in tapped:
-            tapped[name] = tapped_copy(
-                layers[name], at, dy, x, weight, seq_len=trainee.settings.seq_len
-            )
+            seq_len = trainee.settings.seq_len
+            tapped[name] = tapped_copy(layers[name], at, *tensors, seq_len=seq_len)
 
     module.eval()  # without dropout, which would add an error
     high_precision = LayerRecipe()
     for layer in layers.values():
         layer.override = high_precision
     state.tap = tap
-    exact_loss, _ = gradients(trainee, window, None)
+    exact_loss, _ = gradients(trainee, window)
     state.tap = None
-    exact = {
-        name: p.grad.detach().clone()
-        for name, p in module.named_parameters()
-        if p.grad is not None
-    }
+    exact = {}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            exact[name] = parameter.grad.detach().clone()
     energy = sum(map(energy_of, exact.values()))
     done(1)
     harms = []
@@ -126,16 +120,17 @@ def predict_harm(
             quantised["fprop"] = recipe.fprop
         layer.override = LayerRecipe(**quantised)
         loss, bias, variance = _gradient_error(trainee, window, exact, draws, done)
-        harm = Harm(
-            layer=layer.name,
-            gemm=gemm,
-            draws=draws,
-            harm=ratio(bias, energy),
-            random=ratio(variance, energy),
-            loss_change=loss - exact_loss,
-            diagnosis=diagnose_gemm(tapped[layer.name], gemm, draws=draws),
+        harms.append(
+            Harm(
+                layer=layer.name,
+                gemm=gemm,
+                draws=draws,
+                harm=ratio(bias, energy),
+                random=ratio(variance, energy),
+                loss_change=loss - exact_loss,
+                diagnosis=diagnose_gemm(tapped[layer.name], gemm, draws=draws),
+            )
         )
-        harms.append(harm)
         layer.override = high_precision
     for layer in layers.values():
         layer.override = None
@@ -150,7 +145,7 @@ def predict_harm(
 
 def _gradient_error(
     trainee: Trainee,
-    window: np.ndarray[Any, Any],
+    window: NDArray[Any],
     exact: Mapping[str, Tensor],
     draws: int,
     done: Callable[[int], None],
@@ -169,17 +164,14 @@ def _gradient_error(
     for draw in range(draws):
         state.step = first_step + draw
         module.zero_grad(set_to_none=True)
-        loss += gradients(trainee, window, None)[0] / draws
+        loss += gradients(trainee, window)[0] / draws
         energy = 0.0
         for name, parameter in module.named_parameters():
             if parameter.grad is None or name not in exact:
                 continue
             error = parameter.grad.float() - exact[name].float()
             energy += energy_of(error)
-            if name in summed_errors:
-                summed_errors[name].add_(error)
-            else:
-                summed_errors[name] = error
+            summed_errors[name] = error + summed_errors.get(name, 0)
         total += energy / draws
         done(1)
     state.step = first_step

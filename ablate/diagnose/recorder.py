@@ -30,19 +30,16 @@ from torch import Tensor
 
 from ablate.backends.protocol import dequantised
 from ablate.diagnose import measure
-from ablate.layers.linear import Pass, filled, quantised_layers
+from ablate.layers.linear import Pass, QuantLinear, filled, quantised_layers
 from ablate.models.decoder import Experts
 from ablate.numerics.quantiser import on_grid, turned
-from ablate.recipes import GEMMS, OPERANDS
-from ablate.run.diagnostics import chosen_layers
+from ablate.recipes import GEMMS, OPERANDS, Gemm, LayerRecipe
+from ablate.run.diagnostics import Diagnostics, chosen_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ablate.layers.linear import QuantLinear
     from ablate.layers.state import Position
-    from ablate.recipes import Gemm, LayerRecipe
-    from ablate.run.diagnostics import Diagnostics
     from ablate.train.step import Trainee
 
 MAX_ROWS = 512
@@ -72,15 +69,15 @@ def draws_of(recipe: LayerRecipe, draws: int) -> dict[Gemm, int]:
     Two draws may differ also through operands from the forward pass.
     """
     draws_by_gemm: dict[Gemm, int] = {}
-    for gemm in GEMMS:
-        if recipe.gemm(gemm).is_untouched:
+    for name in GEMMS:
+        gemm = recipe.gemm(name)
+        if gemm.is_untouched:
             continue
-        policies = [*recipe.gemm(gemm).sides]
+        policies = [*gemm.sides]
         if any(policy.source != "high_precision" for policy in policies):
             policies += recipe.fprop.sides
-        draws_by_gemm[gemm] = (
-            draws if any(policy.draws_anew for policy in policies) else 1
-        )
+        is_random = any(policy.draws_anew for policy in policies)
+        draws_by_gemm[name] = draws if is_random else 1
     return draws_by_gemm
 
 
@@ -111,11 +108,10 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
             energies.append(measure.energy_of(product_part))
             exact += product_part
         noise = measure.data_noise(energies, measure.energy_of(exact), sequences)
+    positions = map(tapped.at.redrawn, range(1, draws + 1))
     outputs = (
-        Pass(
-            layer, tapped.at.redrawn(draw), tapped.x, tapped.weight, tapped.dy
-        ).product(gemm)
-        for draw in range(1, draws + 1)
+        Pass(layer, at, tapped.x, tapped.weight, tapped.dy).product(gemm)
+        for at in positions
     )
     figures = measure.product_figures(exact, outputs, per_token=gemm != "wgrad")
     operands = {}
@@ -127,9 +123,8 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
             continue
         stored = tensors[operand.name]
         if policy.source != "high_precision":  # measure only this second quantisation
-            stored = dequantised(
-                layer.operand(stored, plan.operand("fprop", operand.name), position)
-            )
+            forward = plan.operand("fprop", operand.name)
+            stored = dequantised(layer.operand(stored, forward, position))
         if policy.source == "forward_bf16":
             stored = stored.to(torch.bfloat16)
         if operand.name != "w":
@@ -138,11 +133,12 @@ def diagnose_gemm(tapped: Tapped, gemm: Gemm, *, draws: int) -> dict[str, Any]:
         grid = on_grid(
             stored, policy, axis=operand.axis, key=draw.key, amax=draw.amax_number
         )
-        quantised = turned(
-            dequantised(layer.operand(stored, operand, position)).float(), operand.axis
+        quantised = dequantised(layer.operand(stored, operand, position))
+        operands[operand.name] = measure.operand_figures(
+            grid,
+            turned(quantised.float(), operand.axis),
+            turned(stored.float(), operand.axis),
         )
-        unrotated = turned(stored.float(), operand.axis)
-        operands[operand.name] = measure.operand_figures(grid, quantised, unrotated)
     return {
         "layer": layer.name,
         "gemm": gemm,
@@ -175,10 +171,7 @@ class Recorder:
         wanted = chosen_layers(settings.layers, self._state.recipe, places)
         self._chosen = {name: layers[name] for name in wanted}
         self._tapped: dict[str, Tapped] = {}
-        modules = trainee.module.named_modules()
-        self._mixtures = {
-            name: module for name, module in modules if isinstance(module, Experts)
-        }
+        self._modules = dict(trainee.module.named_modules())
 
     def before(self, step: int) -> None:
         """Tap the layers if this step is due: the first step, and the first after each interval of tokens."""
@@ -193,46 +186,34 @@ class Recorder:
         if self._state.tap is None:
             return
         self._state.tap = None
-        for name, mixture in self._mixtures.items():
-            assert mixture.shares is not None
-            shares = mixture.shares.tolist()
-            self._write(
-                "load",
-                {"layer": name, "shares": shares, "busiest": len(shares) * max(shares)},
-            )
+        for name, module in self._modules.items():
+            if isinstance(module, Experts) and module.shares is not None:
+                shares = module.shares.tolist()
+                busiest = len(shares) * max(shares)
+                self._write("load", layer=name, shares=shares, busiest=busiest)
         for name in self._chosen:
-            tapped = self._tapped.pop(name, None)
-            if tapped is None:
+            if name not in self._tapped:
                 continue
+            tapped = self._tapped.pop(name)
             recipe = tapped.layer.recipe_at(tapped.at.tokens)
             for gemm, draws in draws_of(recipe, self._settings.draws).items():
                 figures = diagnose_gemm(tapped, gemm, draws=draws)
-                row = {"layer": figures.pop("layer"), "gemm": figures.pop("gemm")}
-                self._write("diagnosis", row | figures.pop("product") | figures)
+                of_product = figures.pop("product")
+                self._write("diagnosis", **figures, **of_product)
 
-    def _write(self, kind: str, figures: dict[str, Any]) -> None:
-        row = {
-            "kind": kind,
-            "tokens": self._state.tokens,
-            "step": self._state.step,
-        } | figures
+    def _write(self, kind: str, **figures: Any) -> None:
+        state = self._state
+        row = {"kind": kind, "tokens": state.tokens, "step": state.step, **figures}
         # To 6 digits: no figure is more exact, and the file gets shorter.
         self._on_row(
             json.loads(json.dumps(row), parse_float=lambda n: float(f"{float(n):.6g}"))
         )
 
-    def _tap(
-        self, name: str, at: Position, dy: Tensor, x: Tensor, weight: Tensor
-    ) -> None:
-        if (
-            at.call == 0
-            and name in self._chosen
-            and name not in self._tapped
-            and len(x)
-        ):
-            self._tapped[name] = tapped_copy(
-                self._chosen[name], at, dy, x, weight, seq_len=self._seq_len
-            )
+    def _tap(self, name: str, at: Position, *tensors: Tensor) -> None:
+        layer = self._chosen.get(name)
+        is_first = at.call == 0 and name not in self._tapped
+        if layer is not None and is_first and len(tensors[0]):
+            self._tapped[name] = tapped_copy(layer, at, *tensors, seq_len=self._seq_len)
 
 
 def tapped_copy(
@@ -247,9 +228,13 @@ def tapped_copy(
     """Copy the first rows of the tensors that a layer multiplies."""
     rows, sequences = sampled_rows(len(x), seq_len)
     return Tapped(
-        layer=layer, at=at, sequences=sequences, dy=dy[:rows].detach().clone(),
-        x=x[:rows].detach().clone(), weight=weight.detach().to(torch.bfloat16, copy=True),
-    )  # fmt: skip
+        layer=layer,
+        at=at,
+        sequences=sequences,
+        dy=dy[:rows].detach().clone(),
+        x=x[:rows].detach().clone(),
+        weight=weight.detach().to(torch.bfloat16, copy=True),
+    )
 
 
 def sampled_rows(rows: int, seq_len: int) -> tuple[int, int | None]:

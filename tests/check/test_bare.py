@@ -46,14 +46,10 @@ def bare(tmp_path_factory):
     @cache
     def image(*names):
         folder = tmp_path_factory.mktemp("image")
-        for one in with_needs(names).values():
-            for top in {
-                file.parts[0]
-                for file in one.files
-                if file.parts[0] not in ("..", "__pycache__")
-            }:
-                if not (folder / top).exists():
-                    (folder / top).symlink_to(one.locate_file(top))
+        for package in with_needs(names).values():
+            for top in {file.parts[0] for file in package.files}:
+                if top not in ("..", "__pycache__") and not (folder / top).exists():
+                    (folder / top).symlink_to(package.locate_file(top))
         return folder
 
     def run(*arguments, packages=("torch", "triton", "numpy", "pydantic")):
@@ -64,7 +60,8 @@ def bare(tmp_path_factory):
             text=True,
             check=False,
             env={
-                **{name: os.environ[name] for name in ("PATH", "HOME")},
+                "PATH": os.environ["PATH"],
+                "HOME": os.environ["HOME"],
                 "PYTHONPATH": str(image(*packages)),
                 "OMP_NUM_THREADS": "1",
             },
@@ -80,10 +77,7 @@ def test_a_bare_image_leaves_a_record(bare, tmp_path):
     done = bare(*door, "1e-9")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    record = json.loads(done.stdout)
-    assert {(part["state"], part["why"]) for part in record["parts"]} == {
-        ("not run", "time")
-    }
+    assert {part["why"] for part in json.loads(done.stdout)["parts"]} == {"time"}
     code = (
         "import sys; from ablate.check import run; from ablate.check.__main__ import main\n"
         "run.PARTS = {name: run.PARTS[name] for name in ('device', 'exact probe')}\n"
@@ -111,15 +105,12 @@ print(setup.refused["triton"])
 @pytest.mark.parametrize(
     ("packages", "triton"),
     [
-        (("torch", "triton", "numpy", "pydantic"), "needs a GPU"),
-        (
-            ("torch", "numpy", "pydantic"),
-            "Triton is not installed (pip install triton)",
-        ),
+        (("triton",), "needs a GPU"),
+        ((), "Triton is not installed (pip install triton)"),
     ],
 )
 def test_every_part_can_be_made_there(bare, packages, triton):
-    done = bare("-c", MAKE_ALL, packages=packages)
+    done = bare("-c", MAKE_ALL, packages=("torch", "numpy", "pydantic", *packages))
     assert done.returncode == 0, done.stderr
     *parts, last = done.stdout.splitlines()
     assert len(parts) >= 8
@@ -128,14 +119,12 @@ def test_every_part_can_be_made_there(bare, packages, triton):
 
 
 def test_the_benchmark_of_a_device_starts_there(bare, tmp_path):
-    done = bare(
-        "-m", "benchmarks.device", "cpu", "--minutes", "1e-9", "--out", str(tmp_path)
-    )
+    options = ("cpu", "--minutes", "1e-9", "--out", str(tmp_path))
+    done = bare("-m", "benchmarks.device", *options)
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*.json")
     parts = json.loads(path.read_text())["parts"]
-    assert len(parts) >= 7
-    assert {(part["state"], part["why"]) for part in parts} == {("not run", "time")}
+    assert [part["why"] for part in parts] == ["time"] * 7
 
 
 def test_a_bad_option_is_one_line(bare):

@@ -26,6 +26,9 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
+CHECKED = partial(device.checked, part="device", alone=True)
+
+
 def task(seconds):
     setup = Setup(where="cpu", device=device_of("cpu"), backends={})
     return device.Task(setup=setup, ends=time.monotonic() + seconds, processes=2)
@@ -34,10 +37,8 @@ def task(seconds):
 def test_a_part_without_time_is_recorded_as_such_and_the_next_one_runs(
     monkeypatch, tmp_path
 ):
-    device_part = partial(device.checked, part="device", alone=True)
-    monkeypatch.setattr(
-        device, "PARTS", {"late": (0.0, device_part), "device": (1.0, device_part)}
-    )
+    parts = {"late": (0.0, CHECKED), "device": (1.0, CHECKED)}
+    monkeypatch.setattr(device, "PARTS", parts)
     monkeypatch.setattr(sys, "argv", ["device.py", "cpu", f"--out={tmp_path}"])
     assert device.main() == 0
     (path,) = tmp_path.glob("*.json")
@@ -46,11 +47,8 @@ def test_a_part_without_time_is_recorded_as_such_and_the_next_one_runs(
     assert path.name == f"{record.machine.file_name}-benchmark.json"
     assert (late.state, late.why, late.findings) == ("not run", "time", ())
     assert (ran.state, ran.why) == ("passed", None)
-    assert {finding.check for finding in ran.findings} >= {
-        "device",
-        "arithmetic",
-        "back end",
-    }
+    checks = {finding.check for finding in ran.findings}
+    assert checks >= {"device", "arithmetic", "back end"}
     page = path.with_suffix(".md").read_text()
     assert "`benchmarks/device.py` on cpu" in page
     assert "| late | not run: time | 0 | 0.0 |" in page
@@ -58,9 +56,7 @@ def test_a_part_without_time_is_recorded_as_such_and_the_next_one_runs(
 
 def test_a_part_ends_with_its_time_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(device, "run_check", sleeping)
-    part = device.part_of(
-        "device", partial(device.checked, part="device", alone=True), task(0.5)
-    )
+    part = device.part_of("device", CHECKED, task(0.5))
     count = len(list(device.CHECKS["device"](task(0).setup)))
     assert (part.state, part.why) == ("not run", f"time: 0 of {count} checks")
     for process in multiprocessing.active_children():
@@ -74,9 +70,7 @@ def sleeping(*_):
 
 def test_a_process_that_crashes_is_a_failure(monkeypatch):
     monkeypatch.setattr(device, "run_check", crashing)
-    part = device.part_of(
-        "device", partial(device.checked, part="device", alone=True), task(100)
-    )
+    part = device.part_of("device", CHECKED, task(100))
     assert part.state == "failed"
     assert part.findings[-1].detail.startswith("a process ended within one of ")
 
@@ -89,25 +83,16 @@ def crashing(*_):
     ("code", "state", "why", "details"),
     [
         ("print('x'); import time; time.sleep(600)", "not run", "time", []),
-        (
-            "raise ValueError('no such policy')",
-            "failed",
-            None,
-            ["RuntimeError: ValueError: no such policy"],
-        ),
+        ("raise ValueError('no')", "failed", None, ["RuntimeError: ValueError: no"]),
         ("print('x')", "passed", None, []),
     ],
 )
 def test_a_program_ends_with_its_part(code, state, why, details):
     started = time.monotonic()
-    part = device.part_of(
-        "program", lambda task: iter(device.program(task, "-c", code)[:0]), task(3)
-    )
-    assert (part.state, part.why, [finding.detail for finding in part.findings]) == (
-        state,
-        why,
-        details,
-    )
+    run = lambda task: iter(device.program(task, "-c", code)[:0])  # noqa: E731
+    part = device.part_of("program", run, task(3))
+    assert (part.state, part.why) == (state, why)
+    assert [finding.detail for finding in part.findings] == details
     assert time.monotonic() - started < 60
 
 
@@ -119,11 +104,8 @@ def test_the_whole_command_on_a_cpu(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     text = next(tmp_path.glob("*.json")).read_text()
-    states = {
-        part["name"]: (part["state"], part["why"]) for part in json.loads(text)["parts"]
-    }
-    assert states.keys() == device.PARTS.keys()
-    assert states.pop("graph against eager")[0] == "skipped"
-    assert {state for state, _ in states.values()} == {"passed"}, states
+    states = {part["name"]: part["state"] for part in json.loads(text)["parts"]}
+    expected = dict.fromkeys(device.PARTS, "passed")
+    assert states == expected | {"graph against eager": "skipped"}, text
     assert os.uname().nodename not in text
     assert str(tmp_path) not in text

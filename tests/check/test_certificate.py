@@ -37,7 +37,7 @@ def small(monkeypatch):
 
 def quick(function, policy, **options):
     claim = of_function("it", function, operand(policy, **options))
-    return certify(claim, claim.operands[0], draws=16)
+    return certify(claim, claim.operands[0], draws=16, done=id)
 
 
 def mxfp4(x):
@@ -85,9 +85,10 @@ def test_a_function_that_is_its_definition_along_the_other_axis():
 def test_a_function_that_is_something_else(wrong, cause, data):
     certificate = quick(wrong, MXFP4)
     assert not certificate.holds
-    assert (cause, data) in {
-        (counted.cause, counted.data) for counted in certificate.differences
+    found = {
+        difference.cause: difference.data for difference in certificate.differences
     }
+    assert found[cause] == data
 
 
 def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed():
@@ -99,11 +100,8 @@ def test_a_stochastic_function_draws_words_of_its_own_and_others_for_each_seed()
     assert not same_words.holds
     assert "bias share (Gaussian)" in same_words.disagreements
     shared = quick(lambda x, seed: drawn(x, seed, "stochastic_rocm"), SR)
-    by_neighbours = {
-        "gain by position (Gaussian)",
-        "independence of the noise (Gaussian)",
-    }
-    assert by_neighbours <= set(shared.disagreements)
+    for figure in ("gain by position", "independence of the noise"):
+        assert f"{figure} (Gaussian)" in shared.disagreements
 
 
 def test_the_work_is_counted():
@@ -119,19 +117,14 @@ def test_the_work_is_counted():
 def test_what_a_call_draws_for_both_operands_is_shared_by_two_draws(recipe):
     subject = claim(recipe)
     for shared in subject.operands:
-        certificate = certify(subject, shared, draws=8)
-        assert certificate.figures["Gaussian"].gain.value == pytest.approx(
-            1.0, abs=0.02
-        )
+        gaussian = certify(subject, shared, draws=8, done=id).figures["Gaussian"]
+        assert gaussian.gain.value == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_function_is_held_against_an_operand_without_its_rotation():
     claimed = operand_of("tseng:wgrad.dy")
-    assert (claimed.axis, claimed.policy.hadamard, claimed.policy.signs) == (
-        0,
-        0,
-        "none",
-    )
+    assert (claimed.axis, claimed.policy.hadamard) == (0, 0)
+    assert claimed.policy.signs == "none"
 
 
 @pytest.mark.parametrize(
@@ -154,13 +147,10 @@ def test_what_no_function_can_claim_to_be_is_one_line(text, fault):
     ("function", "fault"),
     [
         (lambda x: 1 / 0, "it raised ZeroDivisionError: division by zero"),  # noqa: ARG005
-        (
-            lambda x: x[:1],
-            "it returned torch.bfloat16 [1, 128] for a bf16 matrix [128, 128]",
-        ),
+        (lambda x: x[:1], "it returned torch.bfloat16 [1, 128] for a bf16 matrix"),
     ],
 )
 def test_a_function_that_cannot_be_called_so(function, fault):
     with pytest.raises(UserError) as caught:
-        certify(of_function("it", function, operand(MXFP4)), operand(MXFP4), draws=8)
+        quick(function, MXFP4)
     assert fault in str(caught.value.problems[0])

@@ -27,31 +27,20 @@ def test_every_part_has_its_checks_on_every_architecture(
     setup = setup_of("cpu" if arch == "cpu" else "cuda", device)
     assert set(claim.split()) <= set(setup.backends)
     checks = {name: list(make(setup)) for name, make in PARTS.items()}
-    assert all(checks.values())
-    for name, of_part in checks.items():
+    for of_part in checks.values():
         keys = [(check.backend, check.name) for check in of_part]
-        assert len(set(keys)) == len(keys), (
-            f"a finding of {name} would take the place of another"
-        )
-    steps = {
-        one.name.split(", ")[1]
-        for one in checks["step times"]
-        if one.name.startswith("llama-tiny")
-    }
-    expected = {
-        "bf16",
-        *(f"{name} emulated" for name in ("mxfp4", "nvfp4", "mxfp8", "fp8")),
-    }
-    assert steps == expected | {f"{name} native" for name in native.split()}
+        assert keys
+        assert len(set(keys)) == len(keys)  # else one would take another's place
+    names = [check.name for check in checks["step times"]]
+    steps = {name.split(", ")[1] for name in names if name.startswith("llama-tiny, ")}
+    expected = {f"{name} native" for name in native.split()}
+    assert {name for name in steps if "native" in name} == expected
     assert {check.backend for check in checks["training"]} == set(setup.backends)
 
 
 def found(part, *names):
-    setup = Setup(
-        where="cpu",
-        device=device_of("cpu"),
-        backends={name: load_backend(name) for name in names},
-    )
+    backends = {name: load_backend(name) for name in names}
+    setup = Setup(where="cpu", device=device_of("cpu"), backends=backends)
     return {
         (check.backend, check.name): check.outcome() for check in PARTS[part](setup)
     }

@@ -1,6 +1,7 @@
 """Proposals against every other choice, and the recipes that they are written as."""
 
 import itertools
+import math
 import random
 from types import SimpleNamespace
 
@@ -16,10 +17,6 @@ SIZES = {
     "blocks.1.attn.q_proj": 2,
     "blocks.0.mlp.down": 3,
     "blocks.1.mlp.down": 3,
-}
-UNITS = {
-    "GEMMs": lambda cell: cell,
-    "layers": lambda cell: cell[0],
 }
 
 
@@ -50,54 +47,32 @@ def test_no_choice_within_the_budget_does_less_harm(budget, seed):
     recipe = read_recipe("mxfp4")
     layers = layers_of(recipe)
     harm = {cell: draw.uniform(-0.1, 1) for cell in itertools.product(SIZES, GEMMS)}
-    proposed = {
-        policy.name: policy for policy in policies(budget, recipe, layers, harm)
-    }
-    assert proposed["all in FP4"].share == pytest.approx(10 / 11)
-    for unit, of in UNITS.items():
-        groups = [
-            [cell for cell in harm if of(cell) == unit_name]
-            for unit_name in dict.fromkeys(map(of, harm))
-        ]
-        least = min(
-            sum(max(harm[cell], 0) for cell in left)
-            for some in itertools.product((True, False), repeat=len(groups))
-            if (left := list(itertools.chain(*itertools.compress(groups, some))))
-            and sum(SIZES[name] for name, _ in left) >= budget * 33
-        )
-        same = [
-            policy
-            for policy in proposed.values()
-            if policy.harm == pytest.approx(least) and policy.share >= budget
-        ]
-        assert same, unit
-        assert all(
-            policy.share >= budget
-            for policy in proposed.values()
-            if "of most harm" in policy.name
-        )
-    for policy in proposed.values():
+    proposed = policies(budget, recipe, layers, harm)
+    assert proposed[0].share == pytest.approx(10 / 11)  # all in FP4
+    within = [policy for policy in proposed if policy.share >= budget]
+    assert all(policy in within for policy in proposed if policy.is_proposal)
+    by_layer = [[(name, gemm) for gemm in GEMMS] for name in SIZES]
+    for units in ([[cell] for cell in harm], by_layer):
+        least = math.inf
+        for is_left in itertools.product((True, False), repeat=len(units)):
+            left = list(itertools.chain(*itertools.compress(units, is_left)))
+            if sum(SIZES[name] for name, _ in left) >= budget * 33:
+                least = min(least, sum(max(harm[cell], 0) for cell in left))
+        assert pytest.approx(least) in [policy.harm for policy in within]
+    for policy in proposed:
         written = resolve(TypeAdapter(RecipeSpec).validate_python(policy.recipe))
         for name in SIZES:
-            in_fp4 = [
-                gemm for gemm in GEMMS if gemm not in policy.in_bf16.get(name, ())
-            ]
+            in_bf16 = policy.in_bf16.get(name, ())
+            in_fp4 = [gemm for gemm in GEMMS if gemm not in in_bf16]
             assert low(written, layers[name].place) == in_fp4
 
 
 def test_vendors_rules_and_the_last_blocks_stand_beside_them():
     recipe = read_recipe("mxfp4")
-    names = [
-        policy.name
-        for policy in policies(
-            0.4,
-            recipe,
-            layers_of(recipe),
-            dict.fromkeys(itertools.product(SIZES, GEMMS), 1),
-        )
-    ]
+    harm = dict.fromkeys(itertools.product(SIZES, GEMMS), 1)
+    found = policies(0.4, recipe, layers_of(recipe), harm)
     # The first 2 and the last 8 blocks are all; 15 % of 2 blocks are the last block.
-    assert names[:3] == [
+    assert [policy.name for policy in found[:3]] == [
         "all in FP4",
         "BF16 in the last 15% of the blocks",
         "BF16 in attention",
@@ -107,7 +82,5 @@ def test_vendors_rules_and_the_last_blocks_stand_beside_them():
 def test_single_gemms_are_not_chosen_where_one_takes_anothers_operand():
     recipe = read_recipe("tetrajet")
     harm = {("blocks.0.mlp.down", gemm): n for n, gemm in enumerate(GEMMS)}
-    assert not any(
-        "GEMMs" in policy.name
-        for policy in policies(0.1, recipe, layers_of(recipe), harm)
-    )
+    found = policies(0.1, recipe, layers_of(recipe), harm)
+    assert not any("GEMMs" in policy.name for policy in found)

@@ -1,8 +1,10 @@
 """The diagnosis of a layer, and that of a run, no bit of which it changes."""
 
+import copy
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,7 @@ from ablate.run.diagnostics import Diagnostics, chosen_layers
 from tests.curves import Kept, curve
 from tests.exhaustive import rest_exhaustive
 from tests.numerics.strategies import normal
+from tests.tensors import assert_same
 
 AT = Position(step=3, call=0, tokens=0)
 ALL = ["fprop", "dgrad", "wgrad"]
@@ -46,11 +49,9 @@ def tapped_of(recipe, tokens=128, sequences=4, size=(64, 96)):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(*size, bias=False))
     apply_recipe(model, recipe, seed=5)
-    weight = model[0].weight.detach().to(torch.bfloat16)
-    x, dy = (
-        normal(tokens, size[0]).bfloat16(),
-        normal(tokens, size[1], seed=1).bfloat16(),
-    )
+    weight = model[0].weight.detach().bfloat16()
+    x = normal(tokens, size[0]).bfloat16()
+    dy = normal(tokens, size[1], seed=1).bfloat16()
     return Tapped(layer=model[0], at=AT, dy=dy, x=x, weight=weight, sequences=sequences)
 
 
@@ -65,17 +66,16 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
     tapped = tapped_of(PLAIN)
     x, dy, w = (t.double() for t in (tapped.x, tapped.dy, tapped.weight))
     exact = {"fprop": x @ w.t(), "dgrad": dy @ w, "wgrad": dy.t() @ x}
+    tensors = {"dy": tapped.dy, "x": tapped.x, "weight": tapped.weight}
     for gemm, diagnosis in diagnosed(tapped).items():
-        layer_pass = Pass(tapped.layer, AT, tapped.x, tapped.weight, tapped.dy)
-        output = layer_pass.product(gemm).double()
-        relative = ((output - exact[gemm]).norm() / exact[gemm].norm()).item()
-        assert diagnosis["product"]["relative_error"] == pytest.approx(
-            relative, rel=1e-3
-        )
+        output = Pass(tapped.layer, AT, **tensors).product(gemm).double()
+        error = output - exact[gemm]
+        figures = diagnosis["product"]
+        relative = float(error.norm() / exact[gemm].norm())
+        assert figures["relative_error"] == pytest.approx(relative, rel=1e-3)
         assert 0.1 < relative < 0.3
-        assert diagnosis["product"]["exact_energy"] == pytest.approx(
-            exact[gemm].square().sum().item(), rel=1e-4
-        )
+        energy = float(exact[gemm].square().sum())
+        assert figures["exact_energy"] == pytest.approx(energy, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -94,54 +94,48 @@ def test_the_exact_products_are_those_of_the_same_bf16_tensors():
 )
 def test_what_stays_the_same_in_every_draw_is_bias(recipe, gemms, draws, low, high):
     diagnoses = diagnosed(tapped_of(recipe), draws=16)
-    assert (
-        set(gemms)
-        <= diagnoses.keys()
-        == {gemm for gemm in diagnoses if diagnoses[gemm]["operands"]}
-    )
+    assert set(gemms) <= diagnoses.keys()
+    assert all(diagnosis["operands"] for diagnosis in diagnoses.values())
     for gemm in gemms:
-        assert diagnoses[gemm]["product"]["draws"] == draws
-        assert low <= diagnoses[gemm]["product"]["bias_share"] <= high
+        figures = diagnoses[gemm]["product"]
+        assert figures["draws"] == draws
+        assert low <= figures["bias_share"] <= high
         if recipe is SR:
-            assert diagnoses[gemm]["product"]["gain"] == pytest.approx(1, abs=0.01)
-            assert all(
-                figures["clipped"] == 0
-                for figures in diagnoses[gemm]["operands"].values()
-            )
+            assert figures["gain"] == pytest.approx(1, abs=0.01)
+            for operand in diagnoses[gemm]["operands"].values():
+                assert operand["clipped"] == 0
 
 
 def test_rows_that_the_blocks_do_not_divide_are_filled_up_with_zeros():
     whole = tapped_of(PLAIN, tokens=64, sequences=None)
     part = dataclasses.replace(whole, dy=whole.dy[:50], x=whole.x[:50])
     zeroed = dataclasses.replace(whole, dy=whole.dy.clone(), x=whole.x.clone())
-    zeroed.dy[50:], zeroed.x[50:] = 0, 0
-    for diagnosis, other in zip(
-        diagnosed(part).values(), diagnosed(zeroed).values(), strict=True
-    ):
+    zeroed.dy[50:] = zeroed.x[50:] = 0
+    expected = diagnosed(zeroed)
+    for gemm, diagnosis in diagnosed(part).items():
         # Products of other sizes are summed in another order on some CPUs.
-        assert diagnosis["product"]["relative_error"] == pytest.approx(
-            other["product"]["relative_error"], rel=1e-6
-        )
+        error = expected[gemm]["product"]["relative_error"]
+        assert diagnosis["product"]["relative_error"] == pytest.approx(error, rel=1e-6)
 
 
 def test_of_an_operand_from_the_forward_pass_the_second_quantisation_is_measured():
     plain = OperandPolicy(format="nvfp4")
+    fprop = GemmPolicy(left=plain, right=plain)
     rotated = dataclasses.replace(plain, hadamard=16)
 
     def tapped(source):
         right = dataclasses.replace(rotated, source=source)
-        fprop = GemmPolicy(left=plain, right=plain)
-        return tapped_of(
-            Recipe(fprop=fprop, wgrad=GemmPolicy(left=rotated, right=right))
-        )
+        wgrad = GemmPolicy(left=rotated, right=right)
+        return tapped_of(Recipe(fprop=fprop, wgrad=wgrad))
 
-    twice, once = tapped("forward_bf16"), tapped("high_precision")
+    twice = tapped("forward_bf16")
     planned = twice.layer.plan(AT.tokens, twice.x.device).operand("fprop", "x")
-    forward = dequantised(twice.layer.operand(twice.x, planned, AT)).to(torch.bfloat16)
-    expected = diagnosed(dataclasses.replace(once, x=forward))
-    assert (
-        diagnosed(twice)["wgrad"]["operands"]["x"] == expected["wgrad"]["operands"]["x"]
+    forward = dequantised(twice.layer.operand(twice.x, planned, AT)).bfloat16()
+    once = dataclasses.replace(tapped("high_precision"), x=forward)
+    figures, expected = (
+        diagnosed(made)["wgrad"]["operands"]["x"] for made in (twice, once)
     )
+    assert figures == expected
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -171,14 +165,11 @@ def test_nothing_is_changed_by_looking_neither_delayed_scales_nor_torchs_generat
     tapped = tapped_of("te-hybrid-fp8-delayed")
     tapped.layer.get_buffer("amax_history")[:, 2] = 3.0
     tapped.layer.get_buffer("amax_step")[:, 2] = 2
-    before = {name: buffer.clone() for name, buffer in tapped.layer.named_buffers()}
+    before = copy.deepcopy(dict(tapped.layer.named_buffers()))
     state = torch.get_rng_state()
     diagnoses = diagnosed(tapped)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(
-        torch.equal(buffer, before[name])
-        for name, buffer in tapped.layer.named_buffers()
-    )
+    assert_same(dict(tapped.layer.named_buffers()), before)
     # The past's largest magnitude, 3, was used: the tensors' own largest values clip.
     assert diagnoses["fprop"]["operands"]["x"]["clipped"] > 0
 
@@ -189,12 +180,11 @@ def test_the_noise_of_the_data_is_that_of_the_exact_weight_gradient(sequences):
     noise = diagnosed(tapped)["wgrad"]["data_noise"]
     assert (noise is None) == (sequences != 8)  # too few parts
     if noise is not None:
-        dy, x = (whole.double().chunk(4) for whole in (tapped.dy, tapped.x))
-        parts = [a.t() @ b for a, b in zip(dy, x, strict=True)]
-        energies = [part.square().sum().item() for part in (*parts, sum(parts))]
-        assert noise == pytest.approx(
-            data_noise(energies[:-1], energies[-1], 8), rel=1e-4
-        )
+        dy = tapped.dy.double().view(4, 66, -1)
+        parts = dy.mT @ tapped.x.double().view(4, 66, -1)
+        energies = parts.square().sum((1, 2)).tolist()
+        expected = data_noise(energies, float(parts.sum(0).square().sum()), 8)
+        assert noise == pytest.approx(expected, rel=1e-4)
 
 
 STEP = 32 * 16  # tokens
@@ -208,9 +198,12 @@ RECIPES = {
 
 def run(config, tokens, diagnostics=None, **options):
     diagnosed_rows = []
-    observe = diagnostics and (
-        lambda trainee: Recorder(trainee, diagnostics, diagnosed_rows.append)
-    )
+
+    def observe(trainee):
+        if diagnostics is None:
+            return None
+        return Recorder(trainee, diagnostics, diagnosed_rows.append)
+
     return curve(config, tokens, observe=observe, **options), diagnosed_rows
 
 
@@ -219,9 +212,8 @@ def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name
     config = make_config(RECIPES[name], **SHORT)
     before = torch.get_rng_state()
     plain, _ = run(config, tokens)
-    looked, diagnosed_rows = run(
-        config, tokens, Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2)
-    )
+    settings = Diagnostics(every_tokens=2 * STEP, layers=["*"], draws=2)
+    looked, diagnosed_rows = run(config, tokens, settings)
     assert looked == plain
     assert torch.equal(before, torch.get_rng_state())
     assert {row["tokens"] for row in diagnosed_rows} == {2 * n * STEP for n in range(3)}
@@ -230,8 +222,10 @@ def test_a_run_is_the_same_to_the_bit_with_and_without(make_config, tokens, name
     for row in diagnosed_rows:
         json.dumps(row, allow_nan=False)
         assert row["kind"] == "diagnosis"
-        assert (row["data_noise"] is not None) == (row["gemm"] == "wgrad")
-        assert row["data_noise"] is None or row["data_noise"]["sequences"] == 8
+        if row["gemm"] == "wgrad":
+            assert row["data_noise"]["sequences"] == 8
+        else:
+            assert row["data_noise"] is None
 
 
 def test_a_recipe_is_measured_at_its_own_layers_and_phases(make_config, tokens):
@@ -262,21 +256,15 @@ def test_a_resumed_run_repeats_the_same_rows(make_config, tokens):
 
 
 def test_ends_and_middle_are_of_the_blocks_that_are_quantised():
-    names = [f"blocks.{n}.{part}" for n in range(16) for part in ("qkv", "down")] + [
-        "head"
-    ]
-    where = places(names, heads=["head"]).values()
+    names = [f"blocks.{n}.{part}" for n in range(16) for part in ("qkv", "down")]
+    where = places([*names, "head"], heads=["head"]).values()
     plain = resolve(RecipeSpec(gemms=ALL))
-    assert chosen_layers("ends and middle", plain, where) == [
-        f"blocks.{n}.{part}" for n in (0, 8, 15) for part in ("qkv", "down")
-    ]
-    # first 2 and last 8 blocks in high precision
+    # of which the first 2 and the last 8 blocks are in high precision
     nvidia = PRESETS["nvidia-nvfp4"].recipe
-    assert {
-        name.split(".")[1] for name in chosen_layers("ends and middle", nvidia, where)
-    } == {"2", "5", "7"}
+    for recipe, blocks in ((plain, (0, 8, 15)), (nvidia, (2, 5, 7)), (Recipe(), ())):
+        expected = [name for n in blocks for name in names[2 * n : 2 * n + 2]]
+        assert chosen_layers("ends and middle", recipe, where) == expected
     assert chosen_layers(["*.down", "nothing"], plain, where)[0] == "blocks.0.down"
-    assert chosen_layers("ends and middle", resolve(RecipeSpec()), where) == []
 
 
 def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
@@ -287,12 +275,10 @@ def test_the_load_of_experts_is_the_share_of_their_choices(make_config, tokens):
     ]
     for row in diagnosed_rows:
         # two of each of the STEP / 2 tokens
-        choices = [round(share * STEP) for share in row["shares"]]
-        assert sum(choices) == STEP
-        assert row["shares"] == pytest.approx(
-            [each / STEP for each in choices], rel=1e-5
-        )
-        assert row["busiest"] == pytest.approx(4 * max(choices) / STEP, rel=1e-5)
+        choices = np.multiply(row["shares"], STEP)
+        assert choices.round().sum() == STEP
+        assert choices == pytest.approx(choices.round(), rel=1e-5)
+        assert row["busiest"] == pytest.approx(4 * max(row["shares"]), rel=1e-5)
 
 
 @pytest.mark.parametrize(
