@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ablate.modelled.hardware import PEAKS
+from ablate.modelled.hardware import PEAKS, Peaks
 from ablate.modelled.speed import (
     FORWARD,
     ModelledFigure,
@@ -35,17 +35,20 @@ from ablate.modelled.speed import (
     token_time,
     workload_of,
 )
-from ablate.recipes import Recipe
+from ablate.recipes import GemmPolicy, LayerRecipe, Recipe
 from ablate.recipes.place import phases_of
-from ablate.run.architecture import HEAD, layer_places, linear_layers, model_size
+from ablate.run.architecture import (
+    HEAD,
+    LinearLayer,
+    layer_places,
+    linear_layers,
+    model_size,
+)
 from ablate.run.schedule import evaluated_in, plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ablate.modelled.hardware import Peaks
-    from ablate.recipes import GemmPolicy, LayerRecipe
-    from ablate.run.architecture import LinearLayer
     from ablate.run.config import ArmConfig, ModelConfig, ResourcesConfig
 
 Memory = Counter[str]
@@ -57,6 +60,7 @@ AdamW's two moments and what de-oscillation keeps; ``activations`` includes thei
 ``quantised`` has the copies of operands in low precision (under emulation their dequantised values)."""
 _BF16 = 2
 _FP32 = 4
+_BYTES = {"bf16": _BF16, "fp32": _FP32}
 
 FITS_SHARE = 0.9
 """Usable share of a device's memory: the rest is for uncounted parts and the allocator's losses."""
@@ -91,21 +95,22 @@ def on_hardware(
     memory = step_memory(config, resources, peaks)
     if peaks is None:
         return OnHardware(memory=memory)
-    training = config.training
-    counts = plan_steps(training, resources.devices_per_run)
+    counts = plan_steps(config.training, resources.devices_per_run)
     work = replace(workload_of(config), devices=resources.devices_per_run)
     gpu_hours = None
     is_emulated = False
     time = token_time(work, config.recipe, hardware)
     if time is not None:
         forward = time.of(*FORWARD)
-        recomputed = forward if resources.activation_checkpointing else 0.0
         in_bf16 = token_time(work, Recipe(), hardware)
         assert in_bf16 is not None  # every hardware multiplies in bf16
         passes = {"recipe": forward, "bf16": in_bf16.of(*FORWARD)}
         evaluated_token = sum(passes[arithmetic] for arithmetic in evaluated_in(config))
-        evaluation = counts.evals * training.eval_tokens * evaluated_token
-        seconds = counts.tokens * (time.total + recomputed) + evaluation
+        evaluation = counts.evals * config.training.eval_tokens * evaluated_token
+        trained_token = time.total
+        if resources.activation_checkpointing:
+            trained_token += forward
+        seconds = counts.tokens * trained_token + evaluation
         gpu_hours = seconds_range(time).times(seconds / time.total / 3600)
     elif peaks.fp4 is None:
         twin = on_hardware(replace(config, recipe=Recipe()), resources, hardware)
@@ -114,11 +119,10 @@ def on_hardware(
         is_emulated = True
         gpu_hours = twin.gpu_hours.times(emulation_factor(work, config.recipe))
     capacity = round(peaks.capacity * 1e9)
-    fits = memory.total() <= FITS_SHARE * capacity
     return OnHardware(
         memory=memory,
         capacity_bytes=capacity,
-        fits=fits,
+        fits=memory.total() <= FITS_SHARE * capacity,
         gpu_hours=gpu_hours,
         is_emulated=is_emulated,
     )
@@ -142,16 +146,17 @@ def step_memory(
     tokens = sequences * training.seq_len
     width = _BF16 * tokens * model.width
     logits = tokens * config.vocab_size
-    block = _block(model, sequences, training.seq_len, on_gpu=peaks is not None)
-    waiting = block.kept  # in a block for its backward pass
+    kept, widest = _block(model, sequences, training.seq_len, on_gpu=peaks is not None)
+    waiting = kept  # in a block for its backward pass
     if resources.activation_checkpointing:
         waiting = width
-    master = _FP32 if training.master_weights == "fp32" else _BF16
+    master = _BYTES[training.master_weights]
+    at_use = master
     # A block's weights are gathered in bf16, but not with experts: their router needs fp32.
-    at_use = _BF16 if is_sharded and model.experts is None else master
-    parameters = model_size(
-        model, vocab_size=config.vocab_size, seq_len=training.seq_len
-    ).parameters
+    if is_sharded and model.experts is None:
+        at_use = _BF16
+    size = model_size(model, vocab_size=config.vocab_size, seq_len=training.seq_len)
+    parameters = size.parameters
     table = config.vocab_size * model.width
     outside = table + model.width
     if not model.tied_head:
@@ -161,7 +166,7 @@ def step_memory(
     of_block = (parameters - outside) // model.layers
     reduced = 0  # bytes of a gradient that is reduced
     if is_sharded:
-        reduced = _FP32 if training.reduction == "fp32" else _BF16
+        reduced = _BYTES[training.reduction]
         if peaks is None:
             reduced *= 2  # gloo makes another copy
     head, gemms = _largest_gemms(config, tokens, at_use, peaks)
@@ -169,10 +174,8 @@ def step_memory(
     accumulates = training.batch_size > sequences * devices
     at_first = all_gradients if accumulates else 0
     # The logits in fp32, their gradient, and log-softmax; then the gradient in bf16 for the head's GEMMs.
-    loss = Memory(
-        activations=(model.layers - 1) * waiting + block.kept + 3 * width,
-        gradients=at_first,
-    )
+    activations = (model.layers - 1) * waiting + kept + 3 * width
+    loss = Memory(activations=activations, gradients=at_first)
     moments = [
         loss + Memory(activations=3 * _FP32 * logits),
         loss + Memory(activations=_BF16 * logits) + head,
@@ -192,8 +195,8 @@ def step_memory(
         moment = Memory(activations=activations, gradients=gradients)
         if is_sharded:
             moment["weights"] = 2 * at_use * of_block
-        moments.append(moment + Memory(activations=block.widest))
-        moments.append(moment + Memory(activations=block.kept) + gemms)
+        moments.append(moment + Memory(activations=widest))
+        moments.append(moment + Memory(activations=kept) + gemms)
     optimizer = 2 * master * parameters // devices
     if config.recipe.deoscillate is not None:
         # Two sums, the last value and its quantised one of each weight.
@@ -224,41 +227,33 @@ def _largest_gemms(
         rows = tokens
         if model.experts is not None and ".experts." in layer.name:
             rows = tokens * min(model.experts_per_token, model.experts) // model.experts
+        shape = (rows, layer.outputs, layer.inputs)
         gemms = of_head if layer.name == HEAD else of_blocks
-        for recipe in set(recipes):
-            gemms.append(
-                _gemms(recipe, rows, layer.outputs, layer.inputs, at_use, peaks)
-            )
+        gemms += [_gemms(recipe, *shape, at_use, peaks) for recipe in recipes]
     return max(of_head, key=Memory.total), max(of_blocks, key=Memory.total)
 
 
 def _weights_on_a_grid(config: ArmConfig) -> int:
     """Count the weights that de-oscillation follows in any phase."""
-    return sum(
-        layer.inputs * layer.outputs
-        for layer, recipes in _recipes_of_layers(config)
-        if any(recipe.fprop.right.has_fixed_grid for recipe in recipes)
-    )
-
-
-class _BlockBytes(NamedTuple):
-    """Bytes that a block keeps, and those at the widest moment of its backward pass.
-
-    The second are without what its GEMMs allocate and without the gradients of its result and its input.
-    """
-
-    kept: int
-    widest: int
+    count = 0
+    for layer, recipes in _recipes_of_layers(config):
+        if any(recipe.fprop.right.has_fixed_grid for recipe in recipes):
+            count += layer.inputs * layer.outputs
+    return count
 
 
 def _block(
     model: ModelConfig, sequences: int, seq_len: int, *, on_gpu: bool
-) -> _BlockBytes:
+) -> tuple[int, int]:
+    """Count the bytes that a block keeps, and those at the widest moment of its backward pass.
+
+    The second are without what its GEMMs allocate and without the gradients of its result and its input.
+    """
     is_gpt = model.architecture == "gpt"
     tokens = sequences * seq_len
     width = _BF16 * tokens * model.width  # bytes of a matrix with a row for each token
     norm = width if is_gpt or on_gpu else 4 * width  # kept besides its result
-    kv_heads = model.heads if model.kv_heads is None else model.kv_heads
+    kv_heads = model.kv_heads or model.heads
     keys = _BF16 * tokens * kv_heads * (model.width // model.heads)
     if on_gpu:  # queries, keys and values, of which Llama rotates all but the values
         scores = 0
@@ -287,7 +282,7 @@ def _block(
     kept_bytes = attention + feed_forward + kept_matrices * matrix
     in_feed_forward = kept_bytes + gradients * matrix // experts_at_once
     in_attention = attention + 3 * width + 2 * scores
-    return _BlockBytes(kept_bytes, max(in_feed_forward, in_attention))
+    return kept_bytes, max(in_feed_forward, in_attention)
 
 
 @cache
@@ -314,19 +309,17 @@ def _gemms(
                 total += elements
         return total
 
-    quantised = max(
-        copies(recipe.dgrad, m * n, n * k), copies(recipe.wgrad, m * n, m * k)
-    )
+    of_dgrad = copies(recipe.dgrad, m * n, n * k)
+    of_wgrad = copies(recipe.wgrad, m * n, m * k)
     cast = 0 if at_use == _BF16 else n * k
     dx = _BF16 * m * k
-    if (
-        recipe.fprop.left.hadamard
-        and recipe.dgrad.right.source != "high_precision"
-        and peaks is not None
-    ):
+    takes_operand = recipe.dgrad.right.source != "high_precision"
+    if recipe.fprop.left.hadamard and takes_operand and peaks is not None:
         # the gradient goes back through a rotated copy of x in fp32
         dx += 4 * _FP32 * m * k
-    gradients = _BF16 * n * k + at_use * cast
     return Memory(
-        weights=_BF16 * cast, gradients=gradients, activations=dx, quantised=quantised
+        weights=_BF16 * cast,
+        gradients=_BF16 * n * k + at_use * cast,
+        activations=dx,
+        quantised=max(of_dgrad, of_wgrad),
     )

@@ -26,20 +26,25 @@ from functools import lru_cache
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ablate.modelled.hardware import PEAKS
-from ablate.recipes import GEMMS, OPERANDS, Recipe
+from ablate.modelled.hardware import PEAKS, Peaks
+from ablate.recipes import (
+    GEMMS,
+    OPERANDS,
+    Gemm,
+    GemmPolicy,
+    LayerRecipe,
+    OperandPolicy,
+    Recipe,
+)
 from ablate.recipes.place import phases_of
 from ablate.recipes.policy import BLOCKS
 from ablate.run.architecture import PRESETS, layer_places, linear_layers
-from ablate.run.config import ModelConfig
+from ablate.run.config import ArmConfig, ModelConfig
 from ablate.run.schedule import plan_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ablate.modelled.hardware import Peaks
-    from ablate.recipes import Gemm, GemmPolicy, LayerRecipe, OperandPolicy
-    from ablate.run.config import ArmConfig
 
 RATES: dict[str, tuple[Literal["bf16", "fp8", "fp4", "memory"], float]] = {
     "gemm16": ("bf16", 0.65),
@@ -313,19 +318,15 @@ def _layers(work: Workload, recipe: Recipe) -> dict[_Layer, float]:
     counts: defaultdict[_Layer, float] = defaultdict(float)
     for layer in layers:
         phases = phases_of(recipe, places[layer.name])
-        if len(phases) == 1:
-            budget = 1
-            starts = [0]
-        elif work.total_tokens:
-            budget = work.total_tokens
-            starts = [phase.start(budget) for phase in phases]
-        else:
+        budget = work.total_tokens or 1
+        if len(phases) > 1 and not work.total_tokens:
             raise ValueError("a recipe with phases needs the workload's total_tokens")
-        for phase, start, end in zip(
-            phases, starts, [*starts[1:], budget], strict=True
-        ):
+        ends = [phase.start(budget) for phase in phases[1:]] + [budget]
+        start = 0
+        for phase, end in zip(phases, ends, strict=True):
             equal = _Layer(layer.inputs, layer.outputs, layer.token_share, phase.recipe)
             counts[equal] += (end - start) / budget
+            start = end
     return counts
 
 
@@ -338,27 +339,22 @@ def _bits(policy: OperandPolicy) -> float:
 
 def operand_bytes(policy: OperandPolicy) -> float:
     """Compute the bytes per element, including its share of a block's scale."""
-    block = {"1x32": 1 / 32, "1x16": 1 / 16}.get(
-        BLOCKS.get(policy.format, ("none",))[0], 0.0
-    )
-    return _bits(policy) / 8 + block
+    usual_block = BLOCKS.get(policy.format, ("none",))[0]
+    scale = {"1x32": 1 / 32, "1x16": 1 / 16}.get(usual_block, 0.0)
+    return _bits(policy) / 8 + scale
 
 
 def gemm_unit(policy: GemmPolicy, peaks: Peaks) -> str | None:
     """Choose the unit of the wider operand; None if a format has none, as E3M0, NVINT4 and IF4 everywhere."""
     formats = (policy.left.format, policy.right.format)
     bits = (_bits(policy.left), _bits(policy.right))
-    if any(fmt.endswith(("e3m0", "nvint4", "if4")) for fmt in formats):
-        return None
-    if (min(bits) == 4 and peaks.fp4 is None) or (
-        "nvfp4" in formats and not peaks.nvfp4
-    ):
-        return None
-    if min(bits) < 16 and peaks.fp8 is None:
-        return None
-    if max(bits) == 16:
-        return "gemm16"
-    return "gemm8" if max(bits) > 4 else "gemm4"
+    lacks = (
+        any(fmt.endswith(("e3m0", "nvint4", "if4")) for fmt in formats)
+        or ("nvfp4" in formats and not peaks.nvfp4)
+        or (min(bits) == 4 and peaks.fp4 is None)
+        or (min(bits) < 16 and peaks.fp8 is None)
+    )
+    return None if lacks else f"gemm{max(bits):.0f}"
 
 
 def _slower(flops: float, unit: str, moved: float, peaks: Peaks) -> float:
@@ -370,23 +366,21 @@ def _quantise_seconds(
     layer: LayerRecipe, elements: dict[str, int], peaks: Peaks
 ) -> Iterator[tuple[str, str, float]]:
     """Yield (part, kernel, seconds) of quantising each tensor; all its copies are made in the same reads."""
-    uses: dict[str, list[OperandPolicy]] = {}
+    uses: defaultdict[str, list[OperandPolicy]] = defaultdict(list)
     for _, operand, policy in layer.operands():
         if _bits(policy) < 16:
-            uses.setdefault(operand, []).append(policy)
+            uses[operand].append(policy)
     for operand, policies in uses.items():
         # The whole tensor must be read before the first element can be rounded.
-        twice = any(
-            policy.scale == "searched"
-            or (policy.has_tensor_scale and policy.scale != "delayed")
-            for policy in policies
-        )
-        reads = 2 if twice else 1
-        moved = elements[operand] * (
-            _BF16_BYTES * reads + sum(map(operand_bytes, policies))
-        )
-        rotations = (
-            sum(2.0 * policy.hadamard for policy in policies) * elements[operand]
+        reads = 1
+        for policy in policies:
+            has_tensor_scale = policy.has_tensor_scale and policy.scale != "delayed"
+            if has_tensor_scale or policy.scale == "searched":
+                reads = 2
+        element_bytes = _BF16_BYTES * reads + sum(map(operand_bytes, policies))
+        moved = elements[operand] * element_bytes
+        rotations = elements[operand] * sum(
+            2.0 * policy.hadamard for policy in policies
         )
         part = "quantise_backward" if operand == "dy" else "quantise_forward"
         kernel = "quantise4" if min(map(_bits, policies)) == 4 else "quantise8"
@@ -402,12 +396,11 @@ def _rest(work: Workload) -> tuple[float, float]:
     model = work.model
     head_dim = model.width // model.heads
     queries = model.heads * head_dim
-    keys = (model.heads if model.kv_heads is None else model.kv_heads) * head_dim
+    keys = (model.kv_heads or model.heads) * head_dim
     attention = 2.0 * model.layers * queries * work.seq_len
     inner = (2 if model.architecture == "gpt" else 3) * model.ffn
-    inner *= 1 if model.experts is None else min(model.experts, model.experts_per_token)
-    elements = (
-        model.layers * (10 * model.width + 2 * (queries + keys) + inner)
-        + 2 * work.vocab_size
-    )
+    if model.experts is not None:
+        inner *= min(model.experts, model.experts_per_token)
+    of_layer = 10 * model.width + 2 * (queries + keys) + inner
+    elements = model.layers * of_layer + 2 * work.vocab_size
     return attention, elements * _BF16_BYTES

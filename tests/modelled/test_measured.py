@@ -18,20 +18,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 def test_rates_are_the_means_of_kernels_and_attentions_make_the_median_step_as_long_as_measured():
     for rate in ("gemm16", "gemm8", "gemm4", "memory"):
-        assert RATES[rate][1] == round(
-            geometric_mean(s for _, unit, s in benchmark.KERNELS if unit == rate), 2
-        )
-    for eight in (False, True):
-        off = [
-            math.log1p(step.deviation)
-            for step in benchmark.CALIBRATION
-            if step.work.fp8_attention is eight
-        ]
-        assert abs(median(off)) < 0.003  # a share has two digits
+        shares = [share for _, unit, share in benchmark.KERNELS if unit == rate]
+        assert RATES[rate][1] == round(geometric_mean(shares), 2)
+    off = {False: [], True: []}
+    for step in benchmark.CALIBRATION:
+        off[step.work.fp8_attention].append(math.log1p(step.deviation))
+    assert all(abs(median(logs)) < 0.003 for logs in off.values())  # of two digits
     page = PAGE.read_text(encoding="utf-8")
-    assert all(
-        f"| `{rate}` | {share:.2f} |" in page for rate, (_, share) in RATES.items()
-    )
+    for rate, (_, share) in RATES.items():
+        assert f"| `{rate}` | {share:.2f} |" in page
     assert benchmark.kernel_spread() == pytest.approx(KERNEL_SPREAD, rel=1e-9)
     assert f"s = {KERNEL_SPREAD:.3f} comes" in page
 
@@ -48,13 +43,11 @@ def test_deviations_above_a_tenth_are_explained_and_counted():
 
 
 def test_ranges_hold_all_that_was_held_out():
-    steps = [
-        (seconds_range(step.time), 1 / step.tokens_per_sec)
-        for step in benchmark.HELD_OUT
-    ]
-    measured = [(speed_up.modelled, speed_up.published) for speed_up in MEASURED_UPS]
-    inside = [found.low <= value <= found.high for found, value in (*steps, *measured)]
-    assert inside == [True] * 19  # as docs/planning.md says
+    steps = benchmark.HELD_OUT
+    pairs = [(seconds_range(step.time), 1 / step.tokens_per_sec) for step in steps]
+    pairs += [(speed_up.modelled, speed_up.published) for speed_up in MEASURED_UPS]
+    assert len(pairs) == 19  # as docs/planning.md says
+    assert all(modelled.low <= value <= modelled.high for modelled, value in pairs)
 
 
 def test_the_logs_say_what_the_table_has(shared_data):
@@ -62,6 +55,5 @@ def test_the_logs_say_what_the_table_has(shared_data):
     there = [step for step in benchmark.CALIBRATION if (logs / step.logs).is_dir()]
     assert {step.hardware for step in there} == {"B300", "GB300", "MI355X"}
     for step in there:
-        assert benchmark.logged(logs / step.logs) == pytest.approx(
-            step.tokens_per_sec, rel=1e-4
-        )
+        logged = benchmark.logged(logs / step.logs)
+        assert logged == pytest.approx(step.tokens_per_sec, rel=1e-4)

@@ -11,12 +11,7 @@ from ablate.backends.cpu_bf16 import multiplies_bf16
 from ablate.backends.testing.suite import one_thread
 from ablate.modelled.hardware import PEAKS
 from ablate.modelled.on_hardware import step_memory
-from ablate.recipes import (
-    PRESETS,
-    Recipe,
-    RecipeSpec,
-    resolve,
-)
+from ablate.recipes import PRESETS, Recipe, read_recipe
 from ablate.run.architecture import PRESETS as MODELS
 from ablate.run.architecture import model_size
 from ablate.run.config import ModelConfig, ResourcesConfig, TrainingConfig
@@ -51,9 +46,8 @@ in_bf16 = pytest.mark.skipif(
 @pytest.mark.parametrize("name", rest_exhaustive(benchmark.CASES, USUAL.__contains__))
 def test_rather_above_the_measured_peak_and_by_a_tenth_at_most(name):
     case = benchmark.CASES[name]
-    assert (
-        0.97 < case.modelled().total() / benchmark.measured_bytes(case.config()) < 1.1
-    )
+    measured = benchmark.measured_bytes(case.config())
+    assert 0.97 < case.modelled().total() / measured < 1.1
 
 
 BF16 = Recipe()
@@ -66,15 +60,10 @@ ALONE = ResourcesConfig(gpus=1)
 def memory(
     recipe=BF16, *, resources=EIGHT, training=LONG, hardware="B200", vocab_size=128_256
 ):
-    parts = {
-        "model": LLAMA_8B,
-        "vocab_size": vocab_size,
-        "training": training,
-        "recipe": recipe,
-    }
-    return step_memory(
-        replace(SOME_RUN, **parts), resources, hardware and PEAKS[hardware]
-    )
+    config = replace(
+        SOME_RUN, model=LLAMA_8B, vocab_size=vocab_size, training=training, recipe=recipe
+    )  # fmt: skip
+    return step_memory(config, resources, hardware and PEAKS[hardware])
 
 
 def test_what_is_held_all_along_is_shared_among_the_devices():
@@ -86,10 +75,8 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
     # at the loss: no block is gathered there
     assert shared["weights"] == PARAMETERS // 2 + 4 * outside
     outside = 2 * 256 * 4096 + 4096
-    assert (
-        memory(vocab_size=256)["weights"]
-        == (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
-    )
+    at_a_block = (32 * block + outside) // 2 + 4 * outside + 2 * 2 * block
+    assert memory(vocab_size=256)["weights"] == at_a_block
     assert shared["activations"] == alone["activations"]
     narrow = memory(training=replace(LONG, master_weights="bf16"))
     assert narrow["optimizer"] == PARAMETERS // 2
@@ -98,23 +85,17 @@ def test_what_is_held_all_along_is_shared_among_the_devices():
 
 def test_de_oscillation_holds_four_values_of_each_weight_that_it_follows():
     in_blocks = 32 * 218_103_808  # without the norms; the head is in high precision
-    asked = resolve(
-        RecipeSpec(
-            gemms=["fprop"], layers=[{"last": 1, "recipe": "bf16"}], deoscillate={}
-        )
-    )
-    assert (
-        memory(asked, resources=ALONE)["optimizer"]
-        == 8 * PARAMETERS + 16 * in_blocks * 31 // 32
-    )
+    rule = {"last": 1, "recipe": "bf16"}
+    asked = read_recipe({"gemms": ["fprop"], "layers": [rule], "deoscillate": {}})
+    expected = 8 * PARAMETERS + 16 * in_blocks * 31 // 32
+    assert memory(asked, resources=ALONE)["optimizer"] == expected
 
 
 def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():
     once = memory()
     longer = replace(LONG, seq_len=2 * LONG.seq_len)
-    assert memory(training=longer)["activations"] == pytest.approx(
-        2 * once["activations"], rel=0.01
-    )
+    twice = 2 * once["activations"]
+    assert memory(training=longer)["activations"] == pytest.approx(twice, rel=0.01)
     # of each block, of each head
     assert memory(hardware=None)["activations"] > 32 * 2 * 32 * 8192**2
     twice = memory(resources=replace(EIGHT, activation_checkpointing=True))
@@ -122,9 +103,8 @@ def test_a_gpu_keeps_no_scores_and_checkpointing_one_tensor_a_block():
 
 
 def test_packed_copies_are_smaller_than_emulated_ones():
-    packed, emulated = (
-        memory(FDW, hardware=name, vocab_size=256) for name in ("MI355X", "H100")
-    )
+    packed = memory(FDW, hardware="MI355X", vocab_size=256)
+    emulated = memory(FDW, hardware="H100", vocab_size=256)
     # Dgrad of the widest layer, gate and up: dy and w
     elements = 2 * 14_336 * (8192 + 4096)
     assert emulated["quantised"] == elements * 2

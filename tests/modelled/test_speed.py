@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from ablate.check.speed import MODELS
 from ablate.modelled.hardware import PEAKS, peak_tflops
 from ablate.modelled.speed import (
     BACKWARD,
@@ -28,22 +27,17 @@ from ablate.modelled.speed import (
     token_time,
 )
 from ablate.recipes import (
-    PRESETS,
     GemmPolicy,
     OperandPolicy,
     Recipe,
-    RecipeSpec,
     read_recipe,
-    resolve,
 )
 from ablate.run.architecture import linear_layers
 from ablate.run.config import ModelConfig
 
+ALL = ["fprop", "dgrad", "wgrad"]
 BF16 = Recipe()
-FDW, DHT, FP8, NVFP4 = (
-    PRESETS[name].recipe
-    for name in ("amd-fdw", "amd-fdw-dht16", "te-hybrid-fp8", "nvidia-nvfp4")
-)
+FDW, DHT, NVFP4 = map(read_recipe, ("amd-fdw", "amd-fdw-dht16", "nvidia-nvfp4"))
 BIG = replace(LLAMA_8B, vocab_size=1)
 
 
@@ -67,11 +61,8 @@ def test_every_part_of_a_step_by_hand():
     x, dy = 3 * 1024 + 4096, 1536 + 1024 + 8192 + 1024
     blocks = 1024 * (1536 + 1024 + 8192) + 4096 * 1024
     four, copy = 10_066e12 * RATES["gemm4"][1], 0.5 + 1 / 32
-    attention, moved = (
-        2 * 1024 * 2048,
-        2 * (10 * 1024 + 2 * (1024 + 256) + 3 * 4096 + 2 * 1),
-    )
-    attend = attention / (2517e12 * RATES["attention16"][1])
+    moved = 2 * (10 * 1024 + 2 * (1024 + 256) + 3 * 4096 + 2 * 1)
+    attend = 2 * 1024 * 2048 / (2517e12 * RATES["attention16"][1])
     for part, expected in {
         "quantise_backward": {"quantise4": dy * (2 + 2 * copy) / memory},
         "quantise_forward": {
@@ -83,9 +74,8 @@ def test_every_part_of_a_step_by_hand():
     }.items():
         assert time.by_kernel(part) == pytest.approx(expected)
     assert time.by_kernel("fprop")["gemm4"] == pytest.approx(2 * blocks / four)
-    assert time.total == pytest.approx(
-        time.of(*FORWARD) + time.of(*BACKWARD) + time.of("optimizer")
-    )
+    parts = (*FORWARD, *BACKWARD, "optimizer")
+    assert time.total == pytest.approx(sum(map(time.of, parts)))
 
 
 @pytest.mark.parametrize(
@@ -115,51 +105,37 @@ def test_a_scale_over_the_whole_tensor_costs_a_second_read_and_a_small_rotation_
     def quantising(recipe):
         return token_time(LLAMA_8B, recipe, "B200").of("quantise_forward")
 
-    whole, delayed = (
-        quantising(Recipe(fprop=one, dgrad=one, wgrad=one))
-        for one in (gemm("fp8_e4m3", scale=scale) for scale in ("tensor", "delayed"))
-    )
+    def scaled(scale):
+        of_all = gemm("fp8_e4m3", scale=scale)
+        return quantising(Recipe(fprop=of_all, dgrad=of_all, wgrad=of_all))
+
+    def rotated(size):
+        recipe = {"gemms": ["fprop", "dgrad"], "stabiliser": "dht"}
+        return quantising(read_recipe(recipe | {"hadamard_size": size}))
+
     # two copies of 1 byte each, and 2 bytes a read
-    assert whole / delayed == pytest.approx(6 / 4)
+    assert scaled("tensor") / scaled("delayed") == pytest.approx(6 / 4)
     assert token_time(LLAMA_8B, FDW, "B200") == token_time(LLAMA_8B, DHT, "B200")
-    wide, narrow = (
-        quantising(
-            resolve(
-                RecipeSpec(
-                    gemms=["fprop", "dgrad"], stabiliser="dht", hadamard_size=size
-                )
-            )
-        )
-        for size in (256, 16)
-    )
-    assert wide > narrow
+    assert rotated(256) > rotated(16)
 
 
 def test_fp4_share():
-    tseng = fp4_share(LLAMA_8B, PRESETS["tseng"].recipe)
+    tseng = fp4_share(LLAMA_8B, read_recipe("tseng"))
     assert tseng > 0.5  # "more than half of the training FLOPs", 2502.20586, abstract
     assert fp4_share(LLAMA_8B, FDW) == pytest.approx(1.5 * tseng)
 
 
 def test_a_phase_counts_with_its_share_of_the_budget():
-    late = {
-        "gemms": ["fprop", "dgrad", "wgrad"],
-        "phases": [{"from_fraction": 0.75, "recipe": "bf16"}],
-    }
-    phased, whole = (
-        resolve(RecipeSpec(**late | more)) for more in ({}, {"phases": None})
-    )
+    late = {"phases": [{"from_fraction": 0.75, "recipe": "bf16"}]}
+    whole = read_recipe({"gemms": ALL})
+    phased = read_recipe({"gemms": ALL} | late)
     work = replace(LLAMA_8B, total_tokens=1_000_000)
     assert fp4_share(work, phased) == pytest.approx(0.75 * fp4_share(work, whole))
-    mean = (
-        0.75 * token_time(work, whole, "B200").total
-        + 0.25 * token_time(work, BF16, "B200").total
-    )
+    mean = 0.75 * token_time(work, whole, "B200").total
+    mean += 0.25 * token_time(work, BF16, "B200").total
     assert token_time(work, phased, "B200").total == pytest.approx(mean)
-    assert (
-        token_time(work, resolve(RecipeSpec(**late | {"format": "nvfp4"})), "MI355X")
-        is None
-    )
+    nvfp4 = read_recipe({"gemms": ALL, "format": "nvfp4"} | late)
+    assert token_time(work, nvfp4, "MI355X") is None
     with pytest.raises(ValueError, match="needs the workload's total_tokens"):
         token_time(LLAMA_8B, phased, "B200")
 
@@ -169,11 +145,8 @@ def test_a_device_has_the_peaks_of_its_whole_name():
     for name in ("GB200", "B200"):
         assert peak_tflops(f"NVIDIA {name}", "nvfp4") == PEAKS[name].fp4
     assert peak_tflops("NVIDIA H100 80GB HBM3", "fp8_e4m3") == PEAKS["H100"].fp8
-    assert (
-        peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4")
-        is peak_tflops("CPU", "bf16")
-        is None
-    )
+    assert peak_tflops("NVIDIA H100 80GB HBM3", "mxfp4") is None
+    assert peak_tflops("CPU", "bf16") is None
 
 
 # Its range
@@ -182,22 +155,19 @@ T = stats.t.ppf(0.975, 6)
 
 
 def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_differs():
-    figure = seconds_range(
-        TokenTime(seconds={("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0})
-    )
+    seconds = {("fprop", "gemm4"): 3.0, ("rest_forward", "pointwise"): 1.0}
+    figure = seconds_range(TokenTime(seconds=seconds))
     reach = math.exp(T * KERNEL_SPREAD * math.sqrt(0.75**2 + 0.25**2))
     assert (figure.estimate, figure.high, figure.low) == pytest.approx(
         (4, 4 * reach, 4 / reach), rel=1e-3
     )
-    assert figure.times(2) == ModelledFigure(
-        estimate=8.0, low=2 * figure.low, high=2 * figure.high
-    )
+    twice = ModelledFigure(estimate=8.0, low=2 * figure.low, high=2 * figure.high)
+    assert figure.times(2) == twice
     slow = {"gemm8": 2.0, "pointwise": 2.0}
     figure = speed_up(slow, {"gemm4": 1.0, "pointwise": 1.0})
     assert figure.estimate == 2.0
-    assert math.log(figure.high / 2) == pytest.approx(
-        T * KERNEL_SPREAD * math.sqrt(0.5), rel=0.01
-    )
+    reach = T * KERNEL_SPREAD * math.sqrt(0.5)
+    assert math.log(figure.high / 2) == pytest.approx(reach, rel=0.01)
     assert speed_up(slow, slow) == ModelledFigure(estimate=1.0, low=1.0, high=1.0)
 
 
@@ -206,10 +176,7 @@ def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_diffe
     [
         ("bf16", "bf16"),
         ("mxfp4", "mxfp4"),
-        (
-            {"gemms": ["fprop", "dgrad", "wgrad"], "stabiliser": "sr+rht"},
-            "mxfp4 SR RHT16",
-        ),
+        ({"gemms": ALL, "stabiliser": "sr+rht"}, "mxfp4 SR RHT16"),
         ({"preset": "nvidia-nvfp4", "layers": []}, "nvfp4"),
         ("fp8", "fp8"),
     ],
@@ -217,25 +184,14 @@ def test_a_time_is_off_by_the_squares_of_its_shares_and_a_speed_up_by_what_diffe
 def test_an_emulated_step_takes_what_was_measured_but_for_the_heads_share(
     recipe, measured
 ):
-    work = Workload(
-        model=MODELS["llama 150M"],
-        vocab_size=32_000,
-        seq_len=2048,
-        tokens_per_step=16_384,
-    )
-    sizes = [
-        layer.inputs * layer.outputs
-        for layer in linear_layers(work.model, work.vocab_size)
-    ]
+    layers = linear_layers(LLAMA_8B.model, LLAMA_8B.vocab_size)
+    sizes = [layer.inputs * layer.outputs for layer in layers]
     in_recipe = 1 - sizes[-1] / sum(sizes)
     expected = 1 + in_recipe * (STEP_MS[measured] / STEP_MS["bf16"] - 1)
-    assert emulation_factor(work, read_recipe(recipe)) == pytest.approx(expected)
+    assert emulation_factor(LLAMA_8B, read_recipe(recipe)) == pytest.approx(expected)
 
 
 def test_a_gemm_alone_adds_a_third():
-    work = replace(LLAMA_8B, total_tokens=1)
-    whole, third = (
-        emulation_factor(work, read_recipe({"gemms": gemms})) - 1
-        for gemms in (["fprop", "dgrad", "wgrad"], ["wgrad"])
-    )
+    whole = emulation_factor(LLAMA_8B, read_recipe({"gemms": ALL})) - 1
+    third = emulation_factor(LLAMA_8B, read_recipe({"gemms": ["wgrad"]})) - 1
     assert third == pytest.approx(whole / 3)
