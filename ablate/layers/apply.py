@@ -110,8 +110,12 @@ def apply_recipe(
     """
     state = RecipeState(
         recipe=recipe if isinstance(recipe, Recipe) else read_recipe(recipe),
-        backend=Selection(backend), seed=seed, call=None, total_tokens=total_tokens, replica=None,
-    )  # fmt: skip
+        backend=Selection(backend),
+        seed=seed,
+        call=None,
+        total_tokens=total_tokens,
+        replica=None,
+    )
     if isinstance(skip, str):
         skip = (skip,)
     if isinstance(allow, str):

@@ -38,9 +38,15 @@ _CASTS = (
     Tensor.contiguous,
 )
 _HARMLESS = (
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")),
-    Tensor.size, Tensor.dim, Tensor.__len__, Tensor.numel,
-)  # fmt: skip
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "ndim", "requires_grad")
+    ),
+    Tensor.size,
+    Tensor.dim,
+    Tensor.__len__,
+    Tensor.numel,
+)
 
 
 class ExpertLinear(QuantLinear):

@@ -48,9 +48,13 @@ class PlannedOperand:
         if stream is None:
             return None
         return Key(
-            seed=stream.seed, layer=stream.layer, gemm=stream.gemm, operand=stream.operand,
-            step=at.stream_step, call=at.call,
-        )  # fmt: skip
+            seed=stream.seed,
+            layer=stream.layer,
+            gemm=stream.gemm,
+            operand=stream.operand,
+            step=at.stream_step,
+            call=at.call,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +123,20 @@ def plan_layer(
                     operand=state.stream_of(name),
                     step=0,
                 )
-            operands.append(PlannedOperand(
-                gemm=gemm, name=name, axis=contracted_axis(gemm, name), policy=policy, device=device,
-                backend=backend, stream=stream,
-                history=histories[gemm, name] if policy.scale == "delayed" else None,
-            ))  # fmt: skip
+            operands.append(
+                PlannedOperand(
+                    gemm=gemm,
+                    name=name,
+                    axis=contracted_axis(gemm, name),
+                    policy=policy,
+                    device=device,
+                    backend=backend,
+                    stream=stream,
+                    history=histories[gemm, name]
+                    if policy.scale == "delayed"
+                    else None,
+                )
+            )
         left, right = operands
         way_back = _way_back(recipe, gemm, right.policy)
         gemms[gemm] = PlannedGemm(
@@ -131,13 +144,15 @@ def plan_layer(
         )
     dgrad, wgrad = gemms["dgrad"].backend, gemms["wgrad"].backend
     return PlannedLayer(
-        recipe=recipe, gemms=gemms, token_group=token_group(recipe),
+        recipe=recipe,
+        gemms=gemms,
+        token_group=token_group(recipe),
         dy_in_one_read=dgrad is wgrad and dgrad.one_read,
         is_plain=all(
             recipe.gemm(gemm).is_untouched and planned.backend.name == "emulated"
             for gemm, planned in gemms.items()
         ),
-    )  # fmt: skip
+    )
 
 
 def work_of_the_host(recipe: LayerRecipe) -> str | None:

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,9 +68,7 @@ class Position:
 
     def redrawn(self, redraw: int) -> Position:
         """Make the position of a draw of diagnostics; delayed scales do not record what it multiplies."""
-        return Position(
-            step=self.step, call=EVAL_CALL, tokens=self.tokens, redraw=redraw
-        )
+        return replace(self, call=EVAL_CALL, redraw=redraw)
 
 
 @dataclass
@@ -175,6 +173,8 @@ class RecipeState:
     _passes: dict[str, _Passes] = field(default_factory=dict, repr=False)
     _began: tuple[int, int] | None = field(default=None, repr=False)
     """Step and tokens of the first pass in training."""
+    _moving: dict[str, bool] = field(default_factory=dict, repr=False)
+    """What of the recipe moves with the steps, and whether it needs their tokens."""
     _warned: bool = field(default=False, repr=False)
     _placed: dict[torch.device, tuple[tuple[int, int], Tensor]] = field(
         default_factory=dict, repr=False
@@ -188,23 +188,16 @@ class RecipeState:
             )
         # a number has one stream, whatever type it came in
         self.seed = operator.index(self.seed)
-        by_step: list[str] = []
-        by_tokens: list[str] = []
-        policies = [policy for part in self.recipe.parts for policy in part.policies]
-        if any(policy.signs == "step" for policy in policies):
-            by_step.append("signs")
-        if any(
-            phase.from_tokens or phase.from_fraction for phase in self.recipe.phases
-        ):
-            by_step.append("phases")
-            by_tokens.append("phases")
+        for part in self.recipe.parts:
+            if any(policy.signs == "step" for policy in part.policies):
+                self._moving["signs"] = False
+        for phase in self.recipe.phases:
+            if phase.from_tokens or phase.from_fraction:
+                self._moving["phases"] = True
         reset = self.recipe.deoscillate
         if reset is not None:
-            by_step.append("de-oscillation")
-            if reset.from_tokens or reset.from_fraction:
-                by_tokens.append("de-oscillation")
-        self._moves_by_step = ", ".join(by_step)
-        self._moves_by_tokens = ", ".join(by_tokens)
+            has_start = bool(reset.from_tokens or reset.from_fraction)
+            self._moving["de-oscillation"] = has_start
         if _recorded is not None:
             _recorded.append(self)
 
@@ -234,16 +227,17 @@ class RecipeState:
         if self._began is None:
             return None
         first_step, first_tokens = self._began
-        if self._moves_by_step and self.step == first_step:
-            omission = "never called state.advance()"
-            parts = self._moves_by_step
-        elif self._moves_by_tokens and self.tokens == first_tokens:
+        omission = "never called state.advance()"
+        parts = list(self._moving)
+        if self.step != first_step:
             omission = "called state.advance() without tokens"
-            parts = self._moves_by_tokens
-        else:
+            parts = [part for part in parts if self._moving[part]]
+            if self.tokens != first_tokens:
+                return None
+        if not parts:
             return None
         return (
-            f"{omission}: {parts} of the recipe stayed as at the start, which is another arm "
+            f"{omission}: {', '.join(parts)} of the recipe stayed as at the start, which is another arm "
             "(after each optimizer step call state.advance(tokens), with the tokens of that step)"
         )
 

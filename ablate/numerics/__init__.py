@@ -23,15 +23,28 @@ if TYPE_CHECKING:
 
 # These import this package, so they are loaded on first use.
 _PLACES = {
-    "apply_recipe": "ablate.layers.apply", "RecipeState": "ablate.layers.state",
+    "apply_recipe": "ablate.layers.apply",
+    "RecipeState": "ablate.layers.state",
     "recompute_contexts": "ablate.layers.state",
-}  # fmt: skip
+}
 
 __all__ = [
-    "Codes", "GemmPolicy", "Key", "LayerRecipe", "OperandPolicy", "Quantized", "Recipe", "RecipeState",
-    "apply_recipe", "fake_quantize", "hadamard_last", "hadamard_matrix", "quantize",
-    "recompute_contexts", "round_operand",
-]  # fmt: skip
+    "Codes",
+    "GemmPolicy",
+    "Key",
+    "LayerRecipe",
+    "OperandPolicy",
+    "Quantized",
+    "Recipe",
+    "RecipeState",
+    "apply_recipe",
+    "fake_quantize",
+    "hadamard_last",
+    "hadamard_matrix",
+    "quantize",
+    "recompute_contexts",
+    "round_operand",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -236,10 +236,8 @@ def rounded(v, words, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr):
             steps = (
                 tl.ceil(parts).to(tl.int32) + (0xFFFFFF - (words >> 8).to(tl.int32))
             ) >> BITS
-        elif ROUNDING == "stochastic_8bit":
-            steps = (parts.to(tl.int32) + (words >> 24).to(tl.int32)) >> BITS
-        elif ROUNDING == "stochastic_rocm":
-            steps = (parts.to(tl.int32) + (words >> 10).to(tl.int32)) >> BITS
+        elif ROUNDING == "stochastic_8bit" or ROUNDING == "stochastic_rocm":  # noqa: PLR1714  Triton takes no set
+            steps = (parts.to(tl.int32) + (words >> (32 - BITS)).to(tl.int32)) >> BITS
         elif ROUNDING == "nearest_away":
             steps = (parts.to(tl.int32) + 1) >> BITS
         else:

@@ -99,8 +99,8 @@ for _format in FORMATS:
     for _arch in ("sm_90", "sm_120"):
         TILES[_arch, _format] = (Tile(128, 128, 128, warps=8),)
     for _arch in ("sm_100", "sm_103"):
-        small = (128, 128, 128, 8) if _format == "mxfp8" else (128, 128, 256, 4)
-        TILES[_arch, _format] = (Tile(128, 256, 128, warps=8), Tile(*small))
+        _small = (128, 128, 128, 8) if _format == "mxfp8" else (128, 128, 256, 4)
+        TILES[_arch, _format] = (Tile(128, 256, 128, warps=8), Tile(*_small))
 
 INTERPRETED = Tile(128, 128, 256, warps=4)
 

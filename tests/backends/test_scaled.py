@@ -1,40 +1,37 @@
 """``F.scaled_mm`` where it runs (FP8 on the CPU), and its arguments where it does not."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.functional import SwizzleType
 from torch.utils._pytree import tree_map_only
 
-from ablate.backends import scaled
 from ablate.backends.device import device_of_arch
 from ablate.backends.packed import Packed
-from ablate.backends.protocol import Draw
+from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.scaled import scaled_mm_arguments, swizzled
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import label, policies_of
 from ablate.backends.testing.suite import both, quantised_bits
 from ablate.recipes import OperandPolicy
+from tests.golden import rows_of
+from tests.numerics.strategies import normal
 
 BACKEND = load_backend("torch")
 
 
 @pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (256, 12), (33, 9)])
 def test_the_swizzle_is_cublas_definition(shape):
-    scales = torch.randint(
-        255, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    rows, columns = shape
-    tiles_across = -(-columns // 4)
-    out = torch.zeros(-(-rows // 128) * tiles_across * 512, dtype=torch.uint8)
-    for row in range(rows):
-        for column in range(columns):
-            tile = row // 128 * tiles_across + column // 4
-            inner = column % 4
-            outer = row % 128
-            out[tile * 512 + outer % 32 * 16 + outer // 32 * 4 + inner] = scales[
-                row, column
-            ]
+    scales = torch.arange(shape[0] * shape[1]).remainder(251).to(torch.uint8)
+    scales = scales.view(shape)
+    tiles_across = -(-shape[1] // 4)
+    out = torch.zeros(-(-shape[0] // 128) * tiles_across * 512, dtype=torch.uint8)
+    for row, column in itertools.product(*map(range, shape)):
+        tile = row // 128 * tiles_across + column // 4
+        place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        out[place] = scales[row, column]
     assert torch.equal(swizzled(scales), out)
 
 
@@ -44,7 +41,7 @@ def arguments(fmt, m, n, k, *, hip=False):
     sides = (
         Packed(
             format=fmt, codes=torch.ones(rows, k // per_byte, dtype=torch.uint8),
-            scales=torch.full((rows, k // block), 120, dtype=torch.uint8), descale=1.0, axis=1,
+            scales=torch.full((rows, k // block), 120, dtype=torch.uint8), descale=0.5, axis=1,
         )
         for rows in (m, n)
     )  # fmt: skip
@@ -53,17 +50,12 @@ def arguments(fmt, m, n, k, *, hip=False):
 
 @pytest.mark.parametrize(
     ("version", "arch", "mode", "why"),
-    [
-        (
-            "2.9.1",
-            "sm_90",
-            "no",
-            "torch 2.9.1 has no F.scaled_mm on sm_90 (needs 2.10)",
-        ),
-        ("2.11.0+cu130", "sm_90", "native", "F.scaled_mm, quantised by"),
-        ("2.11.0", "cpu", "no", "torch 2.11.0 has no F.scaled_mm on cpu (needs 2.13)"),
-        ("2.13.0+cpu", "cpu", "emulated", "F.scaled_mm of FP8 codes on the CPU"),
-    ],
+    rows_of("""
+2.9.1        | sm_90 | no       | torch 2.9.1 has no F.scaled_mm on sm_90 (needs 2.10)
+2.11.0+cu130 | sm_90 | native   | F.scaled_mm, quantised by
+2.11.0       | cpu   | no       | torch 2.11.0 has no F.scaled_mm on cpu (needs 2.13)
+2.13.0+cpu   | cpu   | emulated | F.scaled_mm of FP8 codes on the CPU
+"""),
 )
 def test_an_older_torch_is_refused_where_it_has_no_scaled_mm(
     monkeypatch, version, arch, mode, why
@@ -107,29 +99,9 @@ def test_torchs_own_checks_take_the_arguments_on_blackwell(fmt, m, n, k):
         torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), call
     )
     assert F.scaled_mm(**shapes).shape == (m, -(-n // 16) * 16)
+    assert call["scale_a"][1:] == ([0.5] if fmt == "nvfp4" else [])
     assert call["mat_a"].is_contiguous()
     assert call["mat_b"].t().is_contiguous()
-
-
-@pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
-def test_the_call_reaches_scaled_mm_and_is_cut_back(fmt, monkeypatch):
-    seen = {}
-
-    def scaled_mm(**call):
-        seen.update(call)
-        return torch.ones(
-            call["mat_a"].shape[0], call["mat_b"].shape[1], dtype=torch.bfloat16
-        )
-
-    monkeypatch.setattr(scaled.F, "scaled_mm", scaled_mm)
-    draw = Draw(policy=OperandPolicy(format=fmt))
-    left, right = (
-        BACKEND.quantize(torch.randn(rows, 96), draw, axis=1) for rows in (10, 5)
-    )
-    out = BACKEND.multiply(left, right)
-    assert (out.shape, out.is_contiguous()) == ((10, 5), True)
-    if fmt == "nvfp4":
-        assert float(seen["scale_a"][1]) == float(left.descale)
 
 
 @pytest.mark.parametrize(
@@ -137,22 +109,14 @@ def test_the_call_reaches_scaled_mm_and_is_cut_back(fmt, monkeypatch):
 )
 @pytest.mark.parametrize("scale", ["tensor", "row"])
 def test_fp8_of_any_shape(m, n, k, scale):
-    generator = torch.Generator().manual_seed(m + n + k)
-    left, right = sides = [
-        BACKEND.quantize(
-            torch.randn(rows, k, generator=generator),
-            Draw(policy=OperandPolicy(format=fmt, scale=scale)),
-            axis=1,
-        )
-        for rows, fmt in ((m, "fp8_e4m3"), (n, "fp8_e5m2"))
-    ]
-    out = BACKEND.multiply(left, right)
-    a, b = (
-        one.values.double() * torch.as_tensor(one.descale).double().reshape(-1, 1)
-        for one in sides
-    )
+    sides = []
+    for rows, fmt in ((m, "fp8_e4m3"), (n, "fp8_e5m2")):
+        draw = Draw(policy=OperandPolicy(format=fmt, scale=scale))
+        sides.append(BACKEND.quantize(normal(rows, k, seed=rows), draw, axis=1))
+    out = BACKEND.multiply(*sides)
+    a, b = (dequantised(side).double() for side in sides)
     exact = a @ b.t()
-    assert out.shape == (m, n)
+    assert (out.shape, out.is_contiguous()) == ((m, n), True)
     bound = exact.abs() * 2.0**-8 + (a.abs() @ b.abs().t()) * 2.0**-20
     assert bool(((out.double() - exact).abs() <= bound).all())
 

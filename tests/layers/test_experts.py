@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ablate.layers.linear import QuantLinear
 from ablate.numerics import apply_recipe, fake_quantize
+from tests.numerics.strategies import normal
 from tests.tensors import assert_same
 
 RECIPE = {
@@ -28,13 +29,8 @@ class Gathered(nn.Module):
 
     def __init__(self):
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.up = nn.Parameter(
-            0.2 * torch.randn(EXPERTS, INNER, WIDTH, generator=generator)
-        )
-        self.down = nn.Parameter(
-            0.2 * torch.randn(EXPERTS, WIDTH, INNER, generator=generator)
-        )
+        self.up = nn.Parameter(0.2 * normal(EXPERTS, INNER, WIDTH))
+        self.down = nn.Parameter(0.2 * normal(EXPERTS, WIDTH, INNER, seed=1))
 
     def forward(self, x, counts):
         out, begin = torch.zeros_like(x), 0
@@ -52,14 +48,11 @@ class Grouped(Gathered):
 
     def forward(self, x, counts):
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        inner = torch.relu(
-            self._grouped_mm(x.bfloat16(), self.up.bfloat16().transpose(-2, -1), ends)
-        )
-        return self._grouped_mm(
-            inner, self.down.bfloat16().transpose(-2, -1), ends
-        ).type_as(x)
+        inner = torch.relu(self._grouped_mm(x.bfloat16(), self.up, ends))
+        return self._grouped_mm(inner, self.down, ends).type_as(x)
 
     def _grouped_mm(self, x, weight, ends):
+        weight = weight.bfloat16().transpose(-2, -1)
         return torch._grouped_mm(x, weight, offs=ends)
 
 
@@ -71,10 +64,8 @@ class Transposed(Gathered):
     def __init__(self):
         super().__init__()
         self.up_bias = nn.Parameter(torch.zeros(EXPERTS, INNER))
-        for name in ("up", "down"):
-            setattr(
-                self, name, nn.Parameter(getattr(self, name).detach().mT.contiguous())
-            )
+        for weight in (self.up, self.down):
+            weight.data = weight.data.mT.contiguous()
 
     def forward(self, x, counts):
         out, begin = torch.zeros_like(x), 0
@@ -98,13 +89,11 @@ class Apart(nn.Module):
     def __init__(self, experts):
         super().__init__()
         for name in ("up", "down"):
-            weights = getattr(experts, name).detach()
-            layers = [
-                nn.Linear(one.shape[1], one.shape[0], bias=False) for one in weights
-            ]
-            for layer, weight in zip(layers, weights, strict=True):
-                layer.weight = nn.Parameter(weight.clone())
-            setattr(self, name, nn.ModuleList(layers))
+            layers = nn.ModuleList()
+            for weight in getattr(experts, name).detach():
+                layers.append(nn.Linear(*weight.mT.shape, bias=False))
+                layers[-1].weight = nn.Parameter(weight.clone())
+            setattr(self, name, layers)
 
     forward = Gathered.forward
 
@@ -117,9 +106,7 @@ def trained(experts, counts):
     """Output and gradients of two steps."""
     model = in_model(experts)
     state = apply_recipe(model, RECIPE, seed=3)
-    x = torch.randn(
-        96, WIDTH, generator=torch.Generator().manual_seed(1), requires_grad=True
-    )
+    x = normal(96, WIDTH, seed=2).requires_grad_()
     outputs = []
     for _ in range(2):
         y = model.experts(x, counts)
@@ -136,42 +123,37 @@ def test_slices_are_as_layers(counts, monkeypatch):
     apart = Apart(experts)
     plain = functional.linear
 
-    def linear(
-        x, weight, bias=None
-    ):  # ``Gathered`` multiplies by what ``self.up[expert]`` is
+    def linear(x, weight, bias=None):
+        # ``Gathered`` multiplies by what ``self.up[expert]`` is
         return weight(x) if isinstance(weight, nn.Module) else plain(x, weight, bias)
 
-    monkeypatch.setattr(functional, "linear", linear)
-    expected = trained(apart, counts)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(functional, "linear", linear)
+        expected = trained(apart, counts)
     assert_same(trained(experts, counts), expected)
     for name in ("up", "down"):
-        for index, layer in enumerate(getattr(apart, name)):
-            gradient = getattr(experts, name).grad[index]
-            assert torch.equal(
-                gradient,
-                torch.zeros_like(gradient)
-                if layer.weight.grad is None
-                else layer.weight.grad,
-            )
+        for layer, gradient in zip(
+            getattr(apart, name), getattr(experts, name).grad, strict=True
+        ):
+            if layer.weight.grad is None:
+                assert not gradient.any()
+            else:
+                assert torch.equal(gradient, layer.weight.grad)
 
 
 @pytest.mark.parametrize("kind", [Grouped, Transposed])
 def test_other_products_are_as_slices(kind):
     experts, other = Gathered(), kind()
     assert_same(*(trained(one, torch.tensor([64, 0, 32])) for one in (other, experts)))
-    assert torch.equal(
-        other.up.grad.mT if kind is Transposed else other.up.grad, experts.up.grad
-    )
+    gradient = other.up.grad
+    assert torch.equal(gradient.mT if kind is Transposed else gradient, experts.up.grad)
     assert experts.state_dict().keys() == {"up", "down"}
 
 
 def test_another_product_is_an_error_not_high_precision():
     model = in_model(Matmul())
     apply_recipe(model, RECIPE)
-    with pytest.raises(
-        RuntimeError, match=r"experts experts\.up\.0, …: einsum uses their weights"
-    ):
+    with pytest.raises(RuntimeError, match=r"experts\.up\.0, …: einsum uses their we"):
         model.experts(torch.ones(32, WIDTH), None)
 
 
@@ -192,14 +174,12 @@ def test_weights_are_de_oscillated_to_their_own_grid(kind):
     asked = {"preset": "primus-turbo", "deoscillate": {"window": 2, "threshold": 1e-9}}
     state = apply_recipe(in_model(experts), asked)
     torch.manual_seed(0)
+    weights = experts.up.detach()
+    weights = weights.mT if kind is Transposed else weights
     for _ in range(3):
-        with torch.no_grad():
-            experts.up.add_(0.05 * torch.randn_like(experts.up))
-        before = experts.up.detach().clone()
+        weights += 0.05 * torch.randn_like(weights)
+        before = weights.clone()
         state.advance()
-    weights, before = (
-        one.mT if kind is Transposed else one for one in (experts.up, before)
-    )
     grid = fake_quantize(before.bfloat16().float(), state.recipe.fprop.right)
     reset = weights != before
     assert reset.float().mean() > 0.5
@@ -210,16 +190,11 @@ def of_transformers(kind, depth):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": depth,
-        "num_attention_heads": 2,
-    }
-    sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 32}
     config = AutoConfig.for_model(
-        kind, vocab_size=64, layer_types=["full_attention"] * depth, **sizes
-    )
+        kind, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=32, num_hidden_layers=depth,
+        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4,
+        layer_types=["full_attention"] * depth,
+    )  # fmt: skip
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -228,12 +203,8 @@ def of_transformers(kind, depth):
     [
         ("mixtral", 1, RECIPE, 4 + 2 * 4),
         ("gpt_oss", 1, RECIPE, 4 + 2 * 4),
-        (
-            "gpt_oss",
-            5,
-            "primus-gpt-oss-experts",
-            2 * 4,
-        ),  # of experts alone, in one block or four
+        # of experts alone, in one block or four
+        ("gpt_oss", 5, "primus-gpt-oss-experts", 2 * 4),
         ("gpt_oss", 5, "humans-nvfp4-experts", 4 * 2 * 4),
     ],
 )
@@ -243,10 +214,10 @@ def test_transformers(kind, depth, recipe, matrices):
     allow = "*.gate.weight" if kind == "mixtral" else "*.router.weight"
     state = apply_recipe(model, recipe, allow=allow, total_tokens=1000)
     assert state.coverage.count("fprop") == matrices
-    x = torch.randint(0, 64, (2, 64), generator=torch.Generator().manual_seed(1))
-    losses = [one(x, labels=x).loss for one in (model, plain)]
-    assert losses[0] != losses[1]
-    torch.testing.assert_close(losses[0], losses[1], rtol=0.02, atol=0)
-    losses[0].backward()
-    assert all(torch.isfinite(one.grad).all() for one in model.parameters())
+    x = torch.arange(128).view(2, 64) * 29 % 64
+    loss, expected = (each(x, labels=x).loss for each in (model, plain))
+    assert loss != expected
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    loss.backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters())
     assert plain.config._experts_implementation == config._experts_implementation

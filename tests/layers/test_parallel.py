@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ablate.numerics import apply_recipe
 from tests.exhaustive import rest_exhaustive
+from tests.numerics.strategies import normal
 from tests.tensors import assert_same
 
 WORLD = 2
@@ -20,7 +21,7 @@ RECIPE = {
     "stabiliser": "sr+rht",
     "weight_block": "none",
 }
-X = torch.randn(128, 64, generator=torch.Generator().manual_seed(1))
+X = normal(128, 64, seed=1)
 
 
 def make():

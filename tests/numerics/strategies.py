@@ -40,14 +40,17 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def whole(most, *shape, seed=0):
+    """Whole numbers from -most to most."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=generator)
+
+
 def special_blocks():
     """Random bits, narrow exponents, ties, maxima just under powers of two, ±0, subnormals; no NaN or Inf."""
-    generator = torch.Generator().manual_seed(1)
-    random_bits = torch.randint(
-        -(2**31), 2**31 - 1, (512, 32), generator=generator, dtype=torch.int64
-    )
-    floats = random_bits.to(torch.int32).view(torch.float32)
-    narrow = random_bits[:64].to(torch.int32) & 0x3FFFFF | 0x3F800000
+    bits = whole(2**31 - 1, 512, 32, seed=1).to(torch.int32)
+    floats = bits.view(torch.float32)
+    narrow = bits[:64] & 0x3FFFFF | 0x3F800000
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4).repeat(20, 1)
     ties = ties * 2.0 ** torch.arange(-10, 10)[:, None]
     below = torch.nextafter(2.0 ** torch.arange(-20.0, 20), torch.tensor(0.0))[:, None]
@@ -55,15 +58,8 @@ def special_blocks():
     under[:, :1] = below
     zeros = normal(8, 32)
     zeros[:, ::2] = -0.0
-    subnormal = normal(16, 32) * 2.0**-128
-    blocks = (
-        floats,
-        narrow.view(torch.float32),
-        ties,
-        under,
-        zeros,
-        subnormal,
-        normal(200, 32) * 1e-3,
-    )
+    small = normal(216, 32) * 1e-3
+    small[:16] *= 2.0**-118
+    blocks = (floats, narrow.view(torch.float32), ties, under, zeros, small)
     blocks = torch.cat(blocks)
     return blocks[torch.isfinite(blocks).all(1)]

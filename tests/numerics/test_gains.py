@@ -8,6 +8,8 @@ import pytest
 
 from ablate.backends.testing.inputs import policies_of
 from ablate.numerics import fake_quantize
+from ablate.numerics.quantiser import turned
+from tests.golden import rows_of
 from tests.numerics.strategies import KEY, normal
 
 
@@ -16,19 +18,21 @@ def gain(y, x):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "digits"),
-    [
-        ("mxfp4", 0.9802, 5e-5),
-        ("mxfp4 even", 0.9896, 5e-5),
-        ("mxfp4 rceil", 0.9898, 5e-5),
-        ("mxfp4 stochastic", 0.98947, 5e-6),
-        ("mxfp4 stochastic 0.75", 1.0, 5e-5),
-        ("mxfp4 stochastic rceil", 1.0, 5e-5),
-        ("mxfp4 stochastic even", 0.99784, 5e-6),
-    ],
+    ("text", "gain_of_others"),
+    rows_of("""
+        mxfp4 | 0.9802
+        mxfp4 even | 0.9896
+        mxfp4 rceil | 0.9898
+        mxfp4 stochastic | 0.98947
+        mxfp4 stochastic 0.75 | 1.0000
+        mxfp4 stochastic rceil | 1.0000
+        mxfp4 stochastic even | 0.99784
+    """),
 )
-def test_gain_overall_and_per_position_in_the_block(text, expected, digits):
+def test_gain_overall_and_per_position_in_the_block(text, gain_of_others):
     (policy,) = policies_of(text)
+    expected = float(gain_of_others)
+    digits = 0.5 * 10.0 ** -len(gain_of_others[2:])
     x = normal(16384, 256)
     y = fake_quantize(x, policy, key=KEY).double().view(-1, 32)
     x = x.double().view(-1, 32)
@@ -46,10 +50,9 @@ def test_the_public_rocm_kernels_reading_truncates_half_of_the_elements(axis):
     # Others report gains of .998, .998, .836, .836; plain truncation, which it is by the code, has .8334.
     (policy,) = policies_of("mxfp4 even stochastic_rocm")
     x = normal(8192, 512)
-    y = fake_quantize(
-        x.t().contiguous() if axis == 0 else x, policy, axis=axis, key=KEY
-    ).double()
-    y = (y.t() if axis == 0 else y).reshape(-1, 4)
+    stored = turned(x, axis).contiguous()
+    y = turned(fake_quantize(stored, policy, axis=axis, key=KEY), axis)
+    y = y.double().reshape(-1, 4)
     x = x.double().view(-1, 4)
     for position, expected in enumerate((0.998, 0.998, 0.8334, 0.8334)):
         assert abs(gain(y, x)[position] - expected) < 1e-3

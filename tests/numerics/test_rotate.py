@@ -14,6 +14,7 @@ from ablate.numerics.rotate import (
     unrotate,
 )
 from tests.numerics.strategies import KEY, normal
+from tests.tensors import assert_same
 
 NVIDIA = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
 DHT = OperandPolicy(format="mxfp4", hadamard=16)
@@ -48,15 +49,11 @@ def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantisi
     assert not torch.allclose(rotated, a, atol=0.1)
     assert torch.allclose(unrotate(rotated, policy, KEY), a, atol=4e-6)
     other = rotate(b, policy, dataclasses.replace(KEY, operand="dy"))
-    assert torch.allclose(
-        rotated.double() @ other.double().T, a.double() @ b.double().T, atol=1e-4
-    )
+    product = rotated.double() @ other.double().T
+    assert torch.allclose(product, a.double() @ b.double().T, atol=1e-4)
     for axis in (0, 1):
-        assert (
-            0.1
-            < (fake_quantize(a, policy, axis=axis, key=KEY) - a).norm() / a.norm()
-            < 0.14
-        )
+        error = fake_quantize(a, policy, axis=axis, key=KEY) - a
+        assert 0.1 < error.norm() / a.norm() < 0.14
 
 
 @pytest.mark.parametrize(
@@ -71,21 +68,11 @@ def test_rotating_cancels_in_the_product_and_is_undone_with_and_without_quantisi
 )
 def test_signs_are_renewed_as_their_policy_says(signs, renewed_by):
     policy = dataclasses.replace(DHT, hadamard=64, signs=signs)
-    other = {
-        "seed": 9,
-        "layer": "b",
-        "gemm": "dgrad",
-        "operand": "dy",
-        "step": 4,
-        "call": 1,
-    }
     same = signs_of(policy, KEY)
     assert set(same.tolist()) == {-1.0, 1.0}
-    for name, value in other.items():
-        changed = not torch.equal(
-            signs_of(policy, dataclasses.replace(KEY, **{name: value})), same
-        )
-        assert changed == (name in renewed_by), name
+    for name in ("seed", "layer", "gemm", "operand", "step", "call"):
+        other = signs_of(policy, dataclasses.replace(KEY, **{name: 7}))
+        assert torch.equal(other, same) == (name not in renewed_by), name
 
 
 def test_nvidias_fixed_signs():
@@ -109,22 +96,17 @@ def test_a_permutation_moves_within_its_group_and_is_drawn_each_call(signs):
 def test_rounding_the_rotated_values_to_bf16_is_seen():
     x = normal(64, 64)
     policy = dataclasses.replace(DHT, rotated_bf16=True)
-    assert torch.equal(
-        rotate(x, policy, None), rotate(x, DHT, None).to(torch.bfloat16).float()
-    )
+    expected = rotate(x, DHT, None).to(torch.bfloat16)
+    assert torch.equal(rotate(x, policy, None), expected.float())
     high = OperandPolicy(hadamard=16)  # a high-precision operand beside a rotated one
-    values = round_operand(x, high, axis=1).values
-    assert values.dtype == torch.bfloat16
-    assert torch.equal(values, rotate(x, DHT, None).to(torch.bfloat16))
+    assert_same(round_operand(x, high, axis=1).values, expected)
 
 
 @pytest.mark.parametrize("group", [2, 16, 32, 64, 128, 256])
 def test_butterfly_is_the_sylvester_matrix(group):
     x = normal(5, 2 * group)
     signs = normal(group, seed=1).sign()
-    expected = ((x.double().view(-1, group) * signs) @ hadamard_matrix(group)).view(
-        x.shape
-    )
-    assert torch.allclose(
-        hadamard_last(x, group, signs).double(), expected, rtol=0, atol=4e-6
-    )
+    groups = x.double().view(-1, group) * signs
+    expected = (groups @ hadamard_matrix(group)).view(x.shape)
+    actual = hadamard_last(x, group, signs).double()
+    assert torch.allclose(actual, expected, rtol=0, atol=4e-6)

@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 from ablate.backends.device import device_of
 from ablate.backends.emulated import EmulatedBackend
 from ablate.backends.packed import packed_by_torch
-from ablate.backends.protocol import Draw
+from ablate.backends.protocol import Draw, dequantised
 from ablate.backends.select import load_backend
 from ablate.backends.testing.inputs import POLICIES, QUICK, awkward, label, policies_of
 from ablate.backends.testing.suite import (
@@ -28,7 +28,7 @@ from ablate.check import Setup, training
 from ablate.numerics import round_operand
 from ablate.run.config import ModelConfig
 from tests.backends.near_ties import near_ties
-from tests.numerics.strategies import normal
+from tests.numerics.strategies import normal, whole
 
 BACKEND = load_backend("triton")
 COPIED = MXFP4, FULL, MXFP8, NVFP4 = policies_of(
@@ -78,9 +78,19 @@ def quantised_by(draw, x, axis=1):
     return OnGpu().quantize(x, draw, axis=axis)
 
 
-def check_values(x, policy, axis, key=KEY):
-    actual = quantised_by(Draw(policy=policy, key=key), x, axis)
+def check_values(x, policy, axis, key=KEY, **draw):
+    actual = quantised_by(Draw(policy=policy, key=KEY, **draw), x, axis)
     assert difference(actual, round_operand(x, policy, axis=axis, key=key)) is None
+
+
+def check_codes(x, policy, axis):
+    draw = Draw(policy=policy, key=KEY)
+    actual = BACKEND.quantize(x, draw, axis=axis)
+    reference = packed_by_torch(x, draw, axis=axis)
+    assert torch.equal(actual.codes, reference.codes)
+    assert torch.equal(actual.scales, reference.scales)
+    # a mask may lack on either side
+    assert difference(actual, reference) is difference(reference, actual) is None
 
 
 @pytest.mark.parametrize("check", checks(BACKEND, "cpu"), ids=lambda check: check.name)
@@ -156,15 +166,8 @@ def test_what_fp32_or_bf16_does_not_hold(text, factor):
     ids=label,
 )
 def test_codes_and_scale_bytes(policy):
-    x = awkward_values(policy, torch.bfloat16)
     for axis in (0, 1):
-        draw = Draw(policy=policy, key=KEY)
-        actual = BACKEND.quantize(x, draw, axis=axis)
-        reference = packed_by_torch(x, draw, axis=axis)
-        assert torch.equal(actual.codes, reference.codes)
-        assert torch.equal(actual.scales, reference.scales)
-        # a mask may lack on either side
-        assert difference(actual, reference) is difference(reference, actual) is None
+        check_codes(awkward_values(policy, torch.bfloat16), policy, axis)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +178,16 @@ def test_codes_and_scale_bytes(policy):
 def test_a_tensors_largest_magnitude(text, shape):
     (policy,) = policies_of(text)
     x = normal(*shape)
-    actual = launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
+
+    def scales():
+        return launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1]
+
     expected = round_operand(x, policy, axis=1, key=KEY)
-    assert float(actual[3]) == expected.descale
+    assert float(scales()[3]) == expected.descale
     for value in (torch.nan, torch.inf):
         if x.numel():
             x[-1, -1] = value
-            assert (
-                launch.tensor_scales(x, {1: Draw(policy=policy, key=KEY)})[1][:2]
-                .isnan()
-                .all()
-            )
+            assert scales()[:2].isnan().all()
 
 
 def test_delayed_scales_take_the_amax_they_are_given():
@@ -203,11 +205,8 @@ def test_step_and_call_are_read_from_the_position(text):
     (policy,) = policies_of(text)
     x = normal(64, 64)
     other = dataclasses.replace(KEY, step=2**40 + 7, call=1)
-    draw = Draw(policy=policy, key=KEY, position=torch.tensor([other.step, other.call]))
-    assert (
-        difference(quantised_by(draw, x), round_operand(x, policy, axis=1, key=other))
-        is None
-    )
+    position = torch.tensor([other.step, other.call])
+    check_values(x, policy, 1, key=other, position=position)
 
 
 @pytest.mark.parametrize(
@@ -258,19 +257,9 @@ def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
     monkeypatch.setattr(launch, "_WIDE", 0)
     (policy,) = policies_of("nvfp4 stochastic H16 step")
     for x in (normal(640, 192), normal(192, 640).t()):
-        draw = Draw(policy=policy, key=KEY)
         for axis in (0, 1):
-            assert (
-                difference(
-                    quantised_by(draw, x, axis),
-                    round_operand(x, policy, axis=axis, key=KEY),
-                )
-                is None
-            )
-            actual = BACKEND.quantize(x, draw, axis=axis)
-            reference = packed_by_torch(x, draw, axis=axis)
-            assert torch.equal(actual.codes, reference.codes)
-            assert torch.equal(actual.scales, reference.scales)
+            check_values(x, policy, axis)
+            check_codes(x, policy, axis)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +269,7 @@ def test_matrices_beyond_the_grid_and_31_bits(monkeypatch):
 )
 def test_gemm_shapes(shape):
     m, n, k = shape
-    generator = torch.Generator().manual_seed(m * n + k)
-    a, b = (
-        torch.randint(-4, 5, (rows, k), generator=generator).float() for rows in (m, n)
-    )
+    a, b = (whole(4, rows, k, seed=rows).float() for rows in (m, n))
     product = BACKEND.multiply(*(quantised(side, MXFP8) for side in (a, b)))
     assert torch.equal(product, (a @ b.t()).to(torch.bfloat16))  # exact in MXFP8
 
@@ -301,12 +287,8 @@ def test_nvfp4_products(monkeypatch):
     def e4m3_scale_to_fp32(scale, *_):
         """Read E4M3 scales as what they are: Triton's interpreter takes every scale byte for E8M0."""
         codes = scale if isinstance(scale, np.ndarray) else scale.data
-        return (
-            torch.from_numpy(codes.view(np.uint8))
-            .view(torch.float8_e4m3fn)
-            .float()
-            .numpy()
-        )
+        codes = torch.from_numpy(codes.view(np.uint8))
+        return codes.view(torch.float8_e4m3fn).float().numpy()
 
     assert BACKEND.support(both(NVFP4), device_of("cpu")).mode == "no"
     in_triton_3_9 = hasattr(interpreter, "_dot_scaled_scale_to_f32")
@@ -315,16 +297,10 @@ def test_nvfp4_products(monkeypatch):
     policy = dataclasses.replace(NVFP4, hadamard=16, signs="fixed")
     for m, n, k in ((64, 48, 256), (33, 17, 80)):
         left, right = (quantised(normal(rows, k, seed=rows), policy) for rows in (m, n))
-        exact = (
-            left.values.double()
-            @ right.values.double().t()
-            * float(left.descale)
-            * float(right.descale)
-        )
+        exact = dequantised(left).double() @ dequantised(right).double().t()
         actual = BACKEND.multiply(left, right).double()
-        assert torch.allclose(
-            actual, exact, rtol=2**-8, atol=1e-5 * exact.abs().max().item()
-        )
+        atol = 1e-5 * exact.abs().max().item()
+        assert torch.allclose(actual, exact, rtol=2**-8, atol=atol)
 
 
 LAYERS = Setup(where="cpu", device=device_of("cpu"), backends={"triton": BACKEND})
