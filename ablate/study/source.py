@@ -1,7 +1,7 @@
 """The text of a study as plain data, and beside it the place of each value.
 
 ruamel.yaml's composer reads YAML 1.2. The data are built here and not by ruamel, which turns dates into
-objects, accepts recursive aliases and loses the places of values.
+objects, accepts recursive aliases and loses the places of merged keys.
 
 ``--set KEY=VALUE`` replaces values of the file before anything is checked: the same rules apply to both, and
 a fault in a setting names ``--set``.
@@ -289,31 +289,47 @@ class _Builder:
             self._add(node, path, f"the tag {tag} has no meaning here", "leave it out")
 
     def _mapping(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
-        mapping: dict[str, Any] = {}
+        mapping = self._merged(node, path, depth)
+        lines: dict[str, int] = {}
         for key_node, value in node.value:
             key = str(key_node.value)
             kind = _kind(key_node)
             mark = key_node.start_mark
+            if kind == "merge":
+                continue
             if not isinstance(key_node, ScalarNode):
                 self._add(key_node, (*path, "?"), "a key must be text")
                 continue
             if kind not in _TEXT_KINDS:
                 is_group = key.isdecimal() and not value.value  # 60,000 in braces
-                hint = "quote it"
-                if is_group:
-                    hint = "a number has no comma: write 60_000"
-                elif kind == "merge":
-                    hint = "arms inherit by from: ARM"
+                hint = "a number has no comma: write 60_000" if is_group else "quote it"
                 message = f"the key {key or 'null'} is not text"
                 self._add(key_node, (*path, key), message, hint)
-            if key in mapping:
-                hint = f"first on line {self._source.places[*path, key, KEY].line}"
+            if key in lines:
+                hint = f"first on line {lines[key]}"
                 self._add(key_node, (*path, key), "key given twice", hint)
                 continue
+            lines[key] = mark.line + 1
             self._source.places[*path, key, KEY] = Place(mark.line + 1, mark.column + 1)
             if not value.value and value.start_mark.index == value.end_mark.index:
                 value.start_mark = mark  # an empty value has the place of its key, not of the next line
             mapping[key] = self.build(value, (*path, key), depth)
+        return mapping
+
+    def _merged(self, node: MappingNode, path: Path, depth: int) -> dict[str, Any]:
+        """Build what the mapping merges (``<<``): its own keys win over it, and the source named first."""
+        merged: list[Any] = []
+        for key_node, value in node.value:
+            if _kind(key_node) == "merge":
+                merged += value.value if isinstance(value, SequenceNode) else [value]
+        mapping: dict[str, Any] = {}
+        place = self._source.places[path]
+        for source in reversed(merged):
+            if isinstance(source, MappingNode):
+                mapping |= self.build(source, path, depth)
+            else:
+                self._add(source, (*path, "<<"), "expected an alias of a mapping")
+        self._source.places[path] = place
         return mapping
 
     def _add(
