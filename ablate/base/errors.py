@@ -6,11 +6,12 @@ and exits with code 2. Every other exception is a bug in ablate and keeps its tr
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _Hint = TypeVar("_Hint", str, None)
 
@@ -59,6 +60,15 @@ class UserError(Exception):
             for p in problems
         )
         super().__init__("\n".join(str(p) for p in self.problems))
+
+
+@contextmanager
+def as_user_error(what: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a ``UserError``: ``what`` failed, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {error.strerror or error}") from error
 
 
 def first_line(error: BaseException) -> str:

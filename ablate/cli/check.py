@@ -17,7 +17,7 @@ from ablate.base.errors import UserError, likely
 from ablate.check import MINUTES, OUT
 from ablate.cli.check_quantiser import arm, function, recipe
 from ablate.cli.check_steps import steps
-from ablate.cli.common import PATH, deliver, format_table, json_option, out_option
+from ablate.cli.common import PATH, deliver, flag, format_table, json_option, out_option
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def command() -> None:
     "  ablate check backends gfx950      what an MI355X would do",
 )
 @click.argument("architecture", required=False, metavar="[ARCHITECTURE]")
-@click.option(
+@flag(
     "--details",
-    is_flag=True,
     help="Say how, or why not, for every back end and format.",
 )
 @json_option

@@ -31,14 +31,6 @@ _CAUSES = {
 }  # fmt: skip
 
 
-def _known_backend(_context: click.Context, _option: click.Parameter, name: str) -> str:
-    if name not in backend_names():
-        raise UserError(
-            f"--backend: no back end '{name}' (expected {', '.join(backend_names())})"
-        )
-    return name
-
-
 _draws_option = click.option(
     "--draws",
     type=click.IntRange(min=8),
@@ -57,7 +49,7 @@ _backend_option = click.option(
     "--backend",
     default="auto",
     show_default=True,
-    callback=_known_backend,
+    type=click.Choice(backend_names()),
     help="Back end that quantises.",
 )
 

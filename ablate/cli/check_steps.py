@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ablate.backends.device import chosen_device
-from ablate.base.errors import UserError, likely
+from ablate.base.errors import UserError, as_user_error, likely
 from ablate.cli.common import (
     AT_LEAST_1,
     deliver,
@@ -109,12 +109,8 @@ def steps(
     # Arms of an earlier record are dropped: turns cancel drift only within one measurement.
     if plan.baseline in [timed.arm for timed in record.arms]:
         store.refuse_unsafe()
-        try:
+        with as_user_error(f"cannot write {store.throughput_path}"):
             write_record(store.throughput_path, asdict(record))
-        except OSError as error:
-            raise UserError(
-                f"cannot write {store.throughput_path}: {error.strerror or error}"
-            ) from None
         outcome = f"Kept for the report in {store.throughput_path}, in place of what was measured before"
     else:
         outcome = f"Not kept for the report, which needs the baseline timed, too: --arm '{plan.baseline}'"

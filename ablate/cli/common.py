@@ -12,6 +12,7 @@ import signal
 import string
 import sys
 import textwrap
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import click
 
 from ablate.base.command_hints import command_line, redact
 from ablate.base.counts import count_text
-from ablate.base.errors import UserError, safe_text
+from ablate.base.errors import UserError, as_user_error, safe_text
 from ablate.base.files import default_storage
 
 if TYPE_CHECKING:
@@ -68,9 +69,8 @@ PATH = Utf8Path(path_type=Path)
 FILE = Utf8Path(dir_okay=False, path_type=Path)
 FOLDER = Utf8Path(file_okay=False, path_type=Path)
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object for scripts."
-)
+flag = partial(click.option, is_flag=True)
+json_option = flag("--json", "as_json", help="Print one JSON object for scripts.")
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")
 device_option = click.option(
     "--device", help="Torch device: cpu or cuda. Default: the first GPU, else the CPU."
@@ -235,7 +235,7 @@ def deliver(
 ) -> None:
     """Print ``content`` as JSON, or the lines for people; write it as JSON to ``out``, too."""
     if out is not None:
-        with writing_to(out):
+        with as_user_error(f"--out: cannot write {out}"):
             out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if as_json:
         click.echo(json.dumps(content, indent=1, ensure_ascii=False))
@@ -247,15 +247,6 @@ def echo_lines(lines: Iterable[str]) -> None:
     """Print lines; characters that could control the terminal are escaped."""
     for line in lines:
         click.echo(safe_text(line, keep="\n"))
-
-
-@contextlib.contextmanager
-def writing_to(out: Path) -> Iterator[None]:
-    """Turn errors of writing to ``--out`` into a ``UserError``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--out: cannot write {out}: {error.strerror}") from None
 
 
 def names_text(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.backends.device import chosen_device
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, as_user_error
 from ablate.cli.common import (
     AT_LEAST_1,
     FILE,
@@ -60,11 +60,7 @@ _POLICIES = {
 }
 
 
-def _share(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> float | None:
-    if text is None:
-        return None
+def _share(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
     if match is None or not 0 < float(match[1]) <= 100:
         raise UserError(f"--budget: expected a share such as 85%, got '{text}'")
@@ -114,7 +110,7 @@ def _share(
 )
 @click.option(
     "--budget",
-    callback=_share,
+    type=_share,
     metavar="SHARE",
     help="Propose what stays in BF16 when this share is in FP4, such as 85%.",
 )
@@ -222,13 +218,11 @@ def command(
         text = confirm_study(
             study.stem, subject, proposed, in_short(out_of_reach, "{}")
         )
-        try:
-            with study.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UserError(
-                f"--write: cannot write {study}: {error.strerror}"
-            ) from None
+        with (
+            as_user_error(f"--write: cannot write {study}"),
+            study.open("x", encoding="utf-8") as file,
+        ):
+            file.write(text)
 
 
 def _trainee_of(subject: Subject, torch_device: str) -> Trainee:

@@ -6,20 +6,22 @@ import codecs
 import re
 import shutil
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ablate.base.command_hints import command_line, redact
-from ablate.base.errors import UserError, safe_text
+from ablate.base.errors import UserError, as_user_error, safe_text
 from ablate.cli.common import (
     AT_LEAST_1,
     deliver,
     find_run,
     find_study,
+    flag,
     json_option,
     storage_option,
     table_of,
@@ -48,20 +50,15 @@ _RUN_NOW = {
     False: "not being run",
     None: "whether it is being run cannot be seen",
 }
-_RUN_ID = re.compile(r"[0-9a-f]{16}")
 _OF_A_STUDY = {
     "plan.lock.json", "source", "throughput.json", "executor.lock", "cancel", "runs", "report",
     "mirror", "mirror.id",
     "search", "search.lock.json", "optuna.log", "prefixes",
+    "report/report.html", "report/report.md", "report/report.json", "report/tables", "report/figures",
 }  # fmt: skip
-_OF_A_REPORT = {"report.html", "report.md", "report.json", "tables", "figures"}
-_DRAFTS = tuple(
-    f".{name}."
-    for name in (
-        "config.json", "status.json", "environment.json", "metrics.jsonl", "diagnostics.jsonl",
-        "routes.jsonl", "stop",
-        "weights",
-    )
+_DRAFTS = (
+    ".config.json.", ".status.json.", ".environment.json.", ".metrics.jsonl.", ".diagnostics.jsonl.",
+    ".routes.jsonl.", ".stop.", ".weights.",
 )  # fmt: skip
 
 
@@ -82,10 +79,9 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
 @click.argument("study")
 @storage_option
 @json_option
-@click.option(
+@flag(
     "--runs",
     "all_runs",
-    is_flag=True,
     help="Show each run with its id, also in a large study.",
 )
 def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
@@ -104,21 +100,23 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         )
 
     store = find_study(storage, study)
+    plan = store.plan()
     running, runs = read(store)
     trials = _trials_of(store)
     tuning = None
-    seconds_left = seconds_to_end(runs)
     if trials is not None:
         trials_run, tried = read(trials)
         tuning = {"study": trials.path.name, "states": count_states(tried)}
-    now_local = datetime.now().astimezone()
-    ends = None if seconds_left is None else now_local + timedelta(seconds=seconds_left)
+    ends = None
+    if (seconds_left := seconds_to_end(runs)) is not None:
+        end_local = datetime.now().astimezone() + timedelta(seconds=seconds_left)
+        ends = end_local.isoformat(timespec="seconds")
     content = {
         "study": store.path.name,
-        "loss_unit": store.plan().unit,
+        "loss_unit": plan.unit,
         "running": running,
         "states": count_states(runs),
-        "ends": ends and ends.isoformat(timespec="seconds"),
+        "ends": ends,
         "runs": [asdict(run) for run in runs],
         "tuning": tuning,
     }
@@ -127,44 +125,40 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
         if all_runs or len(runs) <= _MOST_RUNS:
             yield table_of(_RUNS, ({"of": run} for run in runs))
         else:
-            rows = []
-            for arm, group in groupby(runs, key=lambda run: run.arm):
-                arm_runs = list(group)
-                tokens = sum(run.tokens for run in arm_runs)
-                budget = sum(run.budget for run in arm_runs)
-                rows.append(
-                    {
-                        "arm": arm,
-                        "runs": summary(arm_runs),
-                        "tokens": tokens,
-                        "budget": budget,
-                    }
-                )
-            yield table_of(_ARMS, rows)
-        end = end_text(runs, at_most=store.plan().stop is not None) or _RUN_NOW[running]
+            yield table_of(_ARMS, _rows_by_arm(runs))
+        end = end_text(runs, at_most=plan.stop is not None) or _RUN_NOW[running]
         yield f"{store.path.name}: {summary(runs)} · {end}"
         if trials is not None:
             yield f"{trials.path.name}: {summary(tried)} · {_RUN_NOW[trials_run]}, of the trials asked so far"
-        alike: dict[tuple[str, str, str], list[str]] = {}
-        for run in runs:
-            if run.message and run.state in (
-                "failed",
-                "diverged",
-                "interrupted",
-                "stopped",
-                "damaged",
-            ):
-                alike.setdefault((run.arm, run.state, run.message), []).append(
-                    str(run.seed)
-                )
-            if run.eager:
-                alike.setdefault(
-                    (run.arm, "step", f"eager, because {run.eager}"), []
-                ).append(str(run.seed))
-        for (arm, state, message), seeds in alike.items():
-            yield f"{arm} seed {', '.join(seeds)} {state}: {message}"
+        yield from _remarks(runs)
 
     deliver(content, lines(), as_json=as_json)
+
+
+def _rows_by_arm(runs: list[RunProgress]) -> Iterator[dict[str, Any]]:
+    from ablate.cli.display import summary
+
+    for arm, group in groupby(runs, key=lambda run: run.arm):
+        arm_runs = list(group)
+        yield {
+            "arm": arm,
+            "runs": summary(arm_runs),
+            "tokens": sum(run.tokens for run in arm_runs),
+            "budget": sum(run.budget for run in arm_runs),
+        }
+
+
+def _remarks(runs: list[RunProgress]) -> Iterator[str]:
+    """Say why runs ended early and why their steps are eager, once for the seeds that have it in common."""
+    seeds: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for run in runs:
+        if run.message and run.state != "running":
+            seeds[run.arm, run.state, run.message].append(str(run.seed))
+        if run.eager:
+            why = f"eager, because {run.eager}"
+            seeds[run.arm, "step", why].append(str(run.seed))
+    for (arm, state, message), alike in seeds.items():
+        yield f"{arm} seed {', '.join(alike)} {state}: {message}"
 
 
 @click.command(
@@ -175,10 +169,9 @@ def status(study: str, storage: Path, *, as_json: bool, all_runs: bool) -> None:
 @click.option(
     "--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest)."
 )
-@click.option(
+@flag(
     "-f",
     "--follow",
-    is_flag=True,
     help="Keep showing what the run prints until it ends.",
 )
 @storage_option
@@ -203,11 +196,10 @@ def logs(
         if record is None:
             click.echo(f"attempt {number}: its record is damaged")
             continue
-        started = datetime.fromtimestamp(record.started_unix, UTC).strftime(
-            "%Y-%m-%d %H:%M:%S UTC"
-        )
+        started = datetime.fromtimestamp(record.started_unix, UTC)
         parts = [
-            f"attempt {number}: {record.outcome or 'running, or lost'}, {started} on {record.host}"
+            f"attempt {number}: {record.outcome or 'running, or lost'}",
+            f"{started:%Y-%m-%d %H:%M:%S UTC} on {record.host}",
         ]
         if record.ended_unix:
             parts.append(f"{record.ended_unix - record.started_unix:.0f} s")
@@ -225,7 +217,7 @@ def logs(
         log = directory.attempt_log(chosen)
         if log.exists():
             place = _show_new(log, place)
-        if not follow or (record is not None and record.outcome is not None):
+        if not follow or (record and record.outcome):
             break
         if leases.latest() > chosen:
             click.echo(
@@ -284,15 +276,12 @@ def cancel(study: str, storage: Path) -> None:
     epilog="Examples:  ablate clean my-study --dry-run   ·   ablate clean my-study --whole",
 )
 @click.argument("study")
-@click.option("--whole", is_flag=True, help="Remove the study with all its results.")
-@click.option(
-    "--weights", is_flag=True, help="Also remove the weights that the runs have kept."
-)
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-@click.option("--yes", is_flag=True, help="Remove without asking.")
-@click.option(
+@flag("--whole", help="Remove the study with all its results.")
+@flag("--weights", help="Also remove the weights that the runs have kept.")
+@flag("--dry-run", help="Only show what would be removed.")
+@flag("--yes", help="Remove without asking.")
+@flag(
     "--mlflow",
-    is_flag=True,
     help="With --whole: also move the study's runs in MLflow to MLflow's bin.",
 )
 @tracking_option
@@ -324,11 +313,8 @@ def clean(
             click.echo("Nothing to remove.")
             return
         for path, why in removed.items():
-            size = sum(
-                file.lstat().st_size
-                for file in [path, *path.rglob("*")]
-                if not file.is_dir()
-            )
+            files = [file for file in [path, *path.rglob("*")] if not file.is_dir()]
+            size = sum(file.lstat().st_size for file in files)
             click.echo(f"{path}  ({why}, {size / 2**20:.1f} MiB)")
         if sent:
             go = "go to its bin" if mlflow else "stay there (--mlflow removes them)"
@@ -348,38 +334,32 @@ def clean(
                     # it is in the bin already, or MLflow does not answer
                     click.echo(f"MLflow: {error}", err=True)
         for path in removed:
-            try:
+            with as_user_error(f"cannot remove {path} (its owner can)"):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
                     path.unlink(missing_ok=True)
-            except OSError as error:
-                why = f"{error.filename}: {error.strerror}"
-                raise UserError(f"cannot remove {why} (its owner can)") from None
     click.echo(f"Removed {len(removed)}.")
 
 
 def _whole(store: StudyStore) -> dict[Path, str]:
     """Return the study's folder; refuse one with files that are not ablate's, hidden ones included."""
-    if store.path.is_symlink():
-        raise UserError(f"{store.path} is a link: remove it by hand")
-    foreign = [
-        path
-        for path in store.path.glob("*")
-        if path.name not in _OF_A_STUDY and not _is_stop(path)
-    ]
-    foreign += [path for path in store.path.glob("runs/*") if not _is_run(path)]
-    foreign += [
-        path for path in store.path.glob("report/*") if path.name not in _OF_A_REPORT
-    ]
-    if foreign:
-        raise UserError(f"{foreign[0]} is not ablate's: move it away first")
-    return {store.path: "the study with all its results"}
+    folder = store.path
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link: remove it by hand")
+    for pattern in ("*", "runs/*", "report/*"):
+        for path in folder.glob(pattern):
+            is_known = str(path.relative_to(folder)) in _OF_A_STUDY
+            if not (is_known or _is_run(path) or _is_stop(path)):
+                raise UserError(f"{path} is not ablate's: move it away first")
+    return {folder: "the study with all its results"}
 
 
 def _is_run(path: Path) -> bool:
-    is_named_so = _RUN_ID.fullmatch(path.name) is not None
-    return not path.is_symlink() and is_named_so and (path / "config.json").is_file()
+    is_named_so = re.fullmatch(r"runs/[0-9a-f]{16}", f"{path.parent.name}/{path.name}")
+    return (
+        bool(is_named_so) and not path.is_symlink() and (path / "config.json").is_file()
+    )
 
 
 def _is_stop(path: Path) -> bool:
@@ -389,18 +369,17 @@ def _is_stop(path: Path) -> bool:
 def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
     from ablate.store import END_STATES
 
-    planned = {
-        run.id: store.run(run.id).state() in END_STATES
-        for _, run in store.plan().runs()
-    }
+    has_ended = {}
+    for _, planned in store.plan().runs():
+        has_ended[planned.id] = store.run(planned.id).state() in END_STATES
     killed = "left by an executor that was killed"
     reasons = dict.fromkeys(filter(_is_stop, sorted(store.path.glob("*"))), killed)
     for folder in filter(_is_run, sorted(store.path.glob("runs/*"))):
-        if folder.name not in planned:
+        if folder.name not in has_ended:
             reasons[folder] = "a run that the plan no longer has"
             continue
         run = store.run(folder.name)
-        if planned[folder.name]:
+        if has_ended[folder.name]:
             reasons[run.checkpoints] = "checkpoints of a run that has ended"
         reasons[run.stop_path] = killed
         if weights:
@@ -408,7 +387,7 @@ def _leftovers(store: StudyStore, *, weights: bool) -> dict[Path, str]:
         for path in sorted(folder.glob(".*")):
             if path.name.startswith(_DRAFTS):
                 reasons[path] = "left by a write that was cut off"
-    if all(planned.values()):
+    if all(has_ended.values()):
         reasons[store.prefixes] = "states that runs had in common, which have ended"
     return {
         path: why

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from ablate.cli.common import format_table, names_text
 from ablate.modelled.on_hardware import CPU, FITS_SHARE, PURPOSES, on_hardware
-from ablate.modelled.speed import ModelledFigure
 from ablate.plan.estimate import shared_tokens
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _EMULATED = "modelled from an H200's measured factors"
 class HardwareNeeds:
     """What each arm and the whole study need, by hardware; None: the user's own model or trainer."""
 
-    arms: dict[str, dict[str, Entry | None]]
+    arms: dict[str, dict[str, Any]]
     study: dict[str, Entry]
 
 
@@ -37,95 +37,81 @@ def hardware_needs(plan: Plan, hardware: Collection[str]) -> HardwareNeeds:
     Errors of all runs are taken to be alike, as on one kind of device.
     """
     shared = shared_tokens(plan)
-    whole_runs = {}
+    whole_runs = []
     for arm in plan.arms:
         tokens_of_others = sum(shared.get(run.id, 0) for run in arm.runs)
-        whole_runs[arm.name] = len(arm.runs) - tokens_of_others / arm.batches.tokens
+        whole_runs.append(len(arm.runs) - tokens_of_others / arm.batches.tokens)
     needs = HardwareNeeds(arms={arm.name: {} for arm in plan.arms}, study={})
     for name in hardware or (CPU,):
-        modelled = {
-            arm.name: on_hardware(arm.config, arm.resources, name) for arm in plan.arms
-        }
-        for arm_name, need in modelled.items():
-            needs.arms[arm_name][name] = None if need is None else _arm_entry(need)
+        entries = []
+        for arm in plan.arms:
+            need = on_hardware(arm.config, arm.resources, name)
+            entry = None if need is None else _arm_entry(need)
+            needs.arms[arm.name][name] = entry
+            entries.append(entry)
         if name != CPU:
-            needs.study[name] = _study_entry(modelled, whole_runs)
+            needs.study[name] = _study_entry(entries, whole_runs)
     return needs
 
 
 def _arm_entry(need: OnHardware) -> Entry:
     memory: Entry = {purpose: need.memory[purpose] for purpose in PURPOSES}
-    return {
+    entry: Entry = {
         "memory_bytes": memory | {"total": need.memory.total()},
         "capacity_bytes": need.capacity_bytes,
         "fits": need.fits,
         "figures_are": _EMULATED if need.is_emulated else "modelled",
-        **_hours_entry(need.gpu_hours, "_per_run"),
     }
+    for suffix, end in _RANGE_ENDS.items():
+        hours = need.gpu_hours
+        entry[f"gpu_hours_per_run{suffix}"] = hours and getattr(hours, end)
+    return entry
 
 
-def _study_entry(
-    modelled: dict[str, OnHardware | None], whole_runs: dict[str, float]
-) -> Entry:
-    needs = [need for need in modelled.values() if need is not None]
-    is_whole = len(needs) == len(modelled)
-    hours: ModelledFigure | None = None
-    if is_whole and all(need.gpu_hours is not None for need in needs):
-        sums = dict.fromkeys(_RANGE_ENDS.values(), 0.0)
-        for need, num_runs in zip(needs, whole_runs.values(), strict=True):
-            for end in sums:
-                sums[end] += num_runs * getattr(need.gpu_hours, end)
-        hours = ModelledFigure(**sums)
-    return {
-        "fits": all(need.fits for need in needs) if is_whole else None,
-        "figures_are": _EMULATED
-        if any(need.is_emulated for need in needs)
-        else "modelled",
-        **_hours_entry(hours),
+def _study_entry(entries: list[Entry | None], whole_runs: list[float]) -> Entry:
+    """Add up what the arms need; None where that of an arm is not modelled."""
+    known = [entry for entry in entries if entry is not None]
+    is_whole = len(known) == len(entries)
+    is_emulated = any(entry["figures_are"] == _EMULATED for entry in known)
+    study: Entry = {
+        "fits": all(entry["fits"] for entry in known) if is_whole else None,
+        "figures_are": _EMULATED if is_emulated else "modelled",
     }
-
-
-def _hours_entry(hours: ModelledFigure | None, per: str = "") -> Entry:
-    """Return GPU-hours with the ends of their range; None: not modelled."""
-    return {
-        f"gpu_hours{per}{suffix}": hours and getattr(hours, end)
-        for suffix, end in _RANGE_ENDS.items()
-    }
+    for suffix in _RANGE_ENDS:
+        hours = [entry[f"gpu_hours_per_run{suffix}"] for entry in known]
+        is_modelled = is_whole and None not in hours
+        total = sum(map(mul, whole_runs, hours)) if is_modelled else None
+        study[f"gpu_hours{suffix}"] = total
+    return study
 
 
 def hardware_lines(needs: HardwareNeeds) -> Iterator[str]:
     """Yield the lines for people: memory by part, what fits, GPU-hours of arms and of the study."""
-    not_modelled = [
-        name for name, entries in needs.arms.items() if None in entries.values()
-    ]
+    modelled = []
+    not_modelled = []
+    for arm_name, by_hardware in needs.arms.items():
+        if None in by_hardware.values():
+            not_modelled.append(arm_name)
+        else:
+            modelled.append(by_hardware)
     if not_modelled:
         yield (
             "memory and GPU-hours are modelled for built-in models and the built-in trainer alone, not for "
             f"{names_text(not_modelled)}"
         )
-    if len(not_modelled) == len(needs.arms):
+    if not modelled:
         return
     yield "\nmodelled, with 95 % ranges (–: no unit for a format, or not modelled)"
-    for name, study_entry in needs.study.items():
-        entries = [by_hardware[name] for by_hardware in needs.arms.values()]
-        yield from _lines_of(
-            name, study_entry, [entry for entry in entries if entry is not None]
-        )
+    for name, study in needs.study.items():
+        yield from _lines_of(name, study, [entries[name] for entries in modelled])
     yield "\nGPU-hours a run, modelled:"
-    rows = [
-        (
-            name,
-            *(
-                _range_text(entry, "gpu_hours_per_run")
-                for entry in by_hardware.values()
-            ),
-        )
-        for name, by_hardware in needs.arms.items()
-    ]
+    rows = []
+    for arm_name, by_hardware in needs.arms.items():
+        entries = by_hardware.values()
+        hours = [_range_text(entry, "gpu_hours_per_run") for entry in entries]
+        rows.append((arm_name, *hours))
     yield format_table(("arm", *needs.study), rows)
-    if any(
-        study_entry["figures_are"] == _EMULATED for study_entry in needs.study.values()
-    ):
+    if any(study["figures_are"] == _EMULATED for study in needs.study.values()):
         yield f"\n~ emulated: {_EMULATED}, which the ranges leave out"
 
 
@@ -155,9 +141,6 @@ def _range_text(entry: Entry | None, key: str) -> str:
     """Write an estimate with its range, two significant digits of each: 1.7 [1.1, 1,300]."""
     if entry is None or entry[key] is None:
         return "–"
-    ends = []
-    for suffix in _RANGE_ENDS:
-        hours = float(f"{entry[key + suffix]:.2g}")
-        ends.append(f"{hours:g}" if hours < 10 else f"{hours:,.0f}")
+    rounded = [float(f"{entry[key + suffix]:.2g}") for suffix in _RANGE_ENDS]
     about = "~" if entry["figures_are"] == _EMULATED else ""
-    return about + "{} [{}, {}]".format(*ends)
+    return about + "{:,.12g} [{:,.12g}, {:,.12g}]".format(*rounded)

@@ -17,7 +17,6 @@ from ablate.base.errors import UserError
 from ablate.cli.common import deliver, format_table, names_text
 from ablate.cli.plan_hardware import HardwareNeeds, hardware_lines, hardware_needs
 from ablate.execute.command import run_values
-from ablate.modelled.hardware import PEAKS
 from ablate.modelled.speed import HARDWARE
 from ablate.plan import build_plan, estimate, known_plan, read_progress, warnings_of
 from ablate.plan.estimate import (
@@ -47,9 +46,12 @@ if TYPE_CHECKING:
 
 _MAX_GROUPS = 4
 _MAX_SEEDS = 8
-_HIGH_PRECISION = "bf16"
-"""Description of a layer that no recipe applies to."""
 _CROSSINGS = {"confirmed": "confirmed crossing", "first_eval": "first evaluation"}
+_FIGURES = (
+    "tuning", "batch", "budget", "work", "schedule", "model", "layers", "command", "its files", "proof",
+    "flags", "seeds", "fork", "runs", "devices", "step", "time", "storage",
+)  # fmt: skip
+"""All figures, in the order in which they are shown."""
 _TARGETS = {"val_loss": "validation loss {:g} {unit}", "perplexity": "perplexity {:g}"}
 
 
@@ -64,7 +66,7 @@ class _Shown:
     progress: StudyProgress
     costs: PlanCosts
     devices: str | None
-    dry_runs: list[dict[str, Any]]
+    dry_runs: dict[str, dict[str, Any]]
     needs: HardwareNeeds | None
 
 
@@ -73,10 +75,9 @@ def show_plan(
     *,
     as_json: bool,
     dry_run: bool,
-    layers: bool,
-    all_runs: bool,
     hardware: tuple[str, ...],
     storage: Path,
+    **lists: bool,
 ) -> None:
     """Print the plan of a study; the other parameters are the options of the verb.
 
@@ -88,17 +89,15 @@ def show_plan(
     for warning in warnings_of(study, is_new=not store.path.exists()):
         click.echo(warning, err=True)
     plan = known_plan(plan, store)
-    for name in hardware:
-        if name not in PEAKS:
-            raise UserError(
-                f"--hardware: no hardware '{name}' (expected {', '.join(PEAKS)})"
-            )
     if not hardware and any(arm.resources.num_gpus for arm in plan.arms):
         hardware = HARDWARE
+    needs = None
+    if hardware or as_json:
+        needs = hardware_needs(plan, dict.fromkeys(hardware))
     progress = read_progress(plan, store)
-    dry_runs = []
+    dry_runs = {}
     if dry_run:
-        dry_runs = [_dry_run(arm) for arm in plan.arms]
+        dry_runs = {arm.name: _dry_run(arm) for arm in plan.arms}
         if not plan.missing:
             progress = _with_timed_steps(plan, progress)
     shown = _Shown(
@@ -107,12 +106,10 @@ def show_plan(
         costs=estimate(plan, progress, cores=os.cpu_count() or 1),
         devices=_devices_text(study, plan),
         dry_runs=dry_runs,
-        needs=hardware_needs(plan, dict.fromkeys(hardware))
-        if hardware or as_json
-        else None,
+        needs=needs,
     )
     content = _content(shown) if as_json else None
-    deliver(content, _lines(shown, layers=layers, all_runs=all_runs), as_json=as_json)
+    deliver(content, _lines(shown, **lists), as_json=as_json)
     if plan.missing:
         raise UserError(*plan.missing)
 
@@ -170,32 +167,32 @@ def _content(shown: _Shown) -> dict[str, Any]:
         for run in entry["runs"]:
             run["state"] = shown.progress.state(run["id"])
             run["id"] = run["id"] or None
-        flops = None if arm.size is None else arm.size.flops_per_token
+        flops = arm.size and arm.size.flops_per_token
         entry |= {
             "config": asdict(arm.config),
             "resources": asdict(arm.resources),
             "batches": asdict(arm.batches),
             "schedule": schedule_text(arm.config.training),
-            "parameters": None if arm.size is None else arm.size.parameters,
+            "parameters": arm.size and arm.size.parameters,
             "layers": [asdict(group) for group in _layer_groups(arm)],
-            "coverage": None if arm.coverage is None else arm.coverage.as_json(),
+            "coverage": arm.coverage and arm.coverage.as_json(),
             "flops_per_token": flops,
             "flops_per_run": flops and flops * arm.batches.tokens,
             "seconds_per_run": costs.run_seconds.get(arm.name),
             "seconds_are": costs.ground.get(arm.name),
             "on_hardware": shown.needs.arms[arm.name],
         }
-    for entry, tried in zip(content["arms"], shown.dry_runs, strict=False):
-        entry["dry_run"] = tried
+        if arm.name in shown.dry_runs:
+            entry["dry_run"] = shown.dry_runs[arm.name]
     folded = [
         {"name": name, "into": into, "reason": _folded_text(into)}
         for name, into in plan.folded.items()
     ]
+    shared_tokens = sum(costs.shared_tokens.values())
     return content | {
         "missing": [str(problem) for problem in plan.missing],
         "folded": folded,
-        "estimate": asdict(costs)
-        | {"shared_tokens": sum(costs.shared_tokens.values())},
+        "estimate": asdict(costs) | {"shared_tokens": shared_tokens},
         "on_hardware": shown.needs.study,
     }
 
@@ -211,40 +208,42 @@ def _layer_groups(arm: PlannedArm) -> list[LayerGroup]:
 def _lines(shown: _Shown, *, layers: bool, all_runs: bool) -> Iterator[str]:
     plan = shown.plan
     yield from _head_lines(plan, shown.progress)
-    yield from _figure_lines(shown)
+    for name, texts in _figures(shown).items():
+        heading = name
+        for text in texts:
+            yield f"{heading:<9} {text}"
+            heading = ""
     if shown.needs is not None:
         yield from hardware_lines(shown.needs)
     if plan.folded:
         yield f"\nfolded cells of the grid: {len(plan.folded):,}"
-        yield from (
-            f"  {name}: {_folded_text(into)}" for name, into in plan.folded.items()
-        )
+        for name, into in plan.folded.items():
+            yield f"  {name}: {_folded_text(into)}"
     if plan.dropped:
         yield f"\ndropped cells of the grid: {len(plan.dropped):,}"
-        yield from (f"  {cell.name}: {cell.reason}" for cell in plan.dropped)
+        for cell in plan.dropped:
+            yield f"  {cell.name}: {cell.reason}"
     if all_runs:
-        rows = [
-            (run.id, arm.name, str(run.seed), shown.progress.state(run.id))
-            for arm, run in plan.runs()
-        ]
-        yield "\n" + format_table(("id", "arm", "seed", "state"), rows)
+        rows = []
+        for arm, run in plan.runs():
+            state = shown.progress.state(run.id)
+            rows.append((run.id, arm.name, str(run.seed), state))
+        yield f"\n{format_table(('id', 'arm', 'seed', 'state'), rows)}"
     if layers:
-        yield "\n" + _layers_table(plan)
-        yield from (
-            f"\n{arm.name}: {arm.coverage}"
-            for arm in plan.arms
-            if arm.coverage is not None
-        )
-    for arm, tried in zip(plan.arms, shown.dry_runs, strict=False):
-        yield from (f"dry run  {arm.name}: {text}" for text in _dry_run_texts(tried))
+        yield f"\n{_layers_table(plan)}"
+        for arm in plan.arms:
+            if arm.coverage is not None:
+                yield f"\n{arm.name}: {arm.coverage}"
+    for name, tried in shown.dry_runs.items():
+        for text in _dry_run_texts(tried):
+            yield f"dry run  {name}: {text}"
     if plan.missing:
         yield "\nno ids: a run's id is a hash of its data, too, and they cannot be used as they are:"
 
 
 def _head_lines(plan: Plan, progress: StudyProgress) -> Iterator[str]:
-    yield f"{plan.study}: {' '.join((plan.description or '').split())}".removesuffix(
-        ": "
-    )
+    description = " ".join((plan.description or "").split())
+    yield f"{plan.study}: {description}".removesuffix(": ")
     target = "no target: final losses are compared (`ablate pilot` says which target to take)"
     if plan.target is not None:
         value = _TARGETS[plan.target.kind].format(plan.target.value, unit=plan.unit)
@@ -254,7 +253,9 @@ def _head_lines(plan: Plan, progress: StudyProgress) -> Iterator[str]:
     text = ", ".join(map(str, seeds[:_MAX_SEEDS]))
     if len(seeds) > _MAX_SEEDS:
         text += f", … ({len(seeds)} in all)"
-    yield f"seeds {text}{', paired' if plan.paired_seeds else ''}\n"
+    if plan.paired_seeds:
+        text += ", paired"
+    yield f"seeds {text}\n"
     rows = []
     for arm in plan.arms:
         values = {
@@ -264,10 +265,8 @@ def _head_lines(plan: Plan, progress: StudyProgress) -> Iterator[str]:
         differences = json.dumps(values, ensure_ascii=False).replace('"', "")[1:-1]
         states = _states_text(progress, (run.id for run in arm.runs))
         rows.append((arm.name, arm.recipe, differences or "(baseline)", states))
-    yield (
-        format_table(("arm", "recipe", "differs from the baseline in", "runs"), rows)
-        + "\n"
-    )
+    header = ("arm", "recipe", "differs from the baseline in", "runs")
+    yield f"{format_table(header, rows)}\n"
 
 
 def _states_text(progress: StudyProgress, ids: Iterable[str]) -> str:
@@ -304,69 +303,60 @@ def _dry_run_texts(tried: dict[str, Any]) -> Iterator[str]:
         yield f"{tried['trainer']} can be called as a run calls it; it was not tried"
 
 
-def _flags_texts(plan: Plan) -> Iterator[str]:
-    """Yield what has to be known of the flags that arms have from a table, such as how they differ."""
-    for arm in plan.arms:
-        trainer = arm.config.trainer
-        if isinstance(trainer, Command) and trainer.recipes in STACKS:
-            steps = plan_steps(arm.config.training).steps
-            flags = flags_for(arm.config.recipe, trainer.recipes, steps=steps)
-            for note in flags.notes:
-                yield f"{arm.name}: {note}"
-
-
-def _figure_lines(shown: _Shown) -> Iterator[str]:
-    """Yield the figures of the study, each with its name; a figure without texts is left out."""
+def _figures(shown: _Shown) -> dict[str, list[str]]:
+    """Write the figures of the study, by name; a figure without texts is not shown."""
     plan = shown.plan
-    commands = [
-        arm.config.trainer
-        for arm in plan.arms
-        if isinstance(arm.config.trainer, Command)
-    ]
-    figures = {"tuning": _tuning_texts(plan)}
+    figures: dict[str, list[str]] = {name: [] for name in _FIGURES}
+    figures["tuning"] = _tuning_texts(plan)
+    unproven = []
+    commands = 0
+    emulates = False
+    for arm in plan.arms:
+        command = arm.config.trainer
+        if isinstance(command, Command):
+            commands += 1
+            figures["command"].append(
+                f"{arm.name}: {_command_text(plan, arm, command)}"
+            )
+            figures["its files"] += map(str, result_files(command))
+            figures["flags"] += _flags_texts(arm, command)
+        if lacks_proof(command, arm.config.recipe):
+            unproven.append(arm.name)
+        if arm.fork is not None:
+            figures["fork"].append(
+                f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
+            )
+        emulates |= not arm.resources.num_gpus and arm.recipe != "bf16"
     for name, text_of in _ARM_FIGURES.items():
-        if len(commands) < len(plan.arms) or name in ("batch", "budget"):
+        if commands < len(plan.arms) or name in ("batch", "budget"):
             figures[name] = _texts_by_arm(plan, text_of)
-    command_texts = [(arm.name, _command_text(plan, arm)) for arm in plan.arms]
-    figures["command"] = [f"{name}: {text}" for name, text in command_texts if text]
-    figures["its files"] = [
-        *dict.fromkeys(
-            str(path) for command in commands for path in result_files(command)
-        )
-    ]
-    unproven = [
-        arm.name
-        for arm in plan.arms
-        if lacks_proof(arm.config.trainer, arm.config.recipe)
-    ]
+    figures["its files"] = list(dict.fromkeys(figures["its files"]))
     if unproven:
         figures["proof"] = [
             f"nothing in the log of {names_text(unproven)} proves that low precision ran (trainer.expect)"
         ]
-    figures["flags"] = list(_flags_texts(plan))
     figures["seeds"] = _seeds_texts(plan)
-    figures["fork"] = [
-        f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
-        for arm in plan.arms
-        if arm.fork is not None
-    ]
     figures["runs"] = _runs_texts(shown)
-    figures["devices"] = [shown.devices] if shown.devices else []
-    figures["step"] = _step_texts(plan)
+    if shown.devices:
+        figures["devices"] = [shown.devices]
+    if any(arm.resources.num_gpus for arm in plan.arms):
+        figures["step"] = _step_texts(plan)
     figures["time"] = [_time_text(shown)]
-    emulates = any(
-        not arm.resources.num_gpus and arm.recipe != "bf16" for arm in plan.arms
-    )
     if emulates and cpp_compiler() is None:
         figures["time"].append(NO_COMPILER)
     figures["storage"] = [
         f"about {shown.costs.storage_bytes / 1e6:,.1f} MB, without the token cache"
     ]
-    for name, texts in figures.items():
-        heading = name
-        for text in texts:
-            yield f"{heading:<9} {text}"
-            heading = ""
+    return figures
+
+
+def _flags_texts(arm: PlannedArm, command: Command) -> list[str]:
+    """Write what has to be known of flags that an arm has from a table, such as how they differ."""
+    if command.recipes not in STACKS:
+        return []
+    steps = plan_steps(arm.config.training).steps
+    flags = flags_for(arm.config.recipe, command.recipes, steps=steps)
+    return [f"{arm.name}: {note}" for note in flags.notes]
 
 
 def _runs_texts(shown: _Shown) -> list[str]:
@@ -407,8 +397,6 @@ def _time_text(shown: _Shown) -> str:
 
 def _step_texts(plan: Plan) -> list[str]:
     """Say how a step on a GPU is launched, and why."""
-    if not any(arm.resources.num_gpus for arm in plan.arms):
-        return []
     from ablate.train.graphed import why_eager
 
     def text_of(arm: PlannedArm) -> str:
@@ -420,11 +408,9 @@ def _step_texts(plan: Plan) -> list[str]:
             devices=arm.resources.devices_per_run,
             observed=plan.diagnostics is not None,
         )
-        return (
-            "one CUDA graph where the device proves it"
-            if reason is None
-            else f"eager, because {reason}"
-        )
+        if reason is None:
+            return "one CUDA graph where the device proves it"
+        return f"eager, because {reason}"
 
     return _texts_by_arm(plan, text_of)
 
@@ -433,27 +419,21 @@ def _tuning_texts(plan: Plan) -> list[str]:
     tuning = plan.tuning
     if tuning is None:
         return []
-    num_runs = (
-        tuning.trials
-        * len(tuning.seeds)
-        * sum(len(group.arms) for group in tuning.groups)
-    )
+    num_arms = sum(len(group.arms) for group in tuning.groups)
+    num_runs = tuning.trials * len(tuning.seeds) * num_arms
     texts = [f"{name} {range_text(field)}" for name, field in tuning.fields.items()]
     texts.append(
         f"{tuning.trials} trials of {tuning.tokens:,} tokens for each of {len(tuning.groups)} groups, by "
         f"{tuning.sampler}: {num_runs:,} runs, at most {num_runs * tuning.tokens:,} tokens, "
         "before the runs of the arms"
     )
-    if tuning.done:
-        texts += [
-            f"{group.name}: {values_text(group.chosen or {})}"
-            for group in tuning.groups
-        ]
-    else:
+    if not tuning.done:
         texts.append(
             "not done yet; arms at the values found come on top of those above"
         )
-    return texts
+        return texts
+    chosen = {group.name: group.chosen or {} for group in tuning.groups}
+    return texts + [f"{name}: {values_text(chosen[name])}" for name in chosen]
 
 
 _COST = 0.05
@@ -478,11 +458,9 @@ def _seeds_texts(plan: Plan) -> list[str]:
         num_seeds = len(plan.arms[0].runs)
         num_others = max(1, len(plan.arms) - 1)
         spread = pair_spread(plan)
+        larger = [count for count in (2, 3, 5, 8) if count > num_seeds]
         costs = []
-        for count in (
-            num_seeds,
-            *[more for more in (2, 3, 5, 8) if more > num_seeds][:2],
-        ):
+        for count in [num_seeds, *larger[:2]]:
             cost = cost_found(
                 count, num_others, moderated=plan.is_moderated, spread=spread
             )
@@ -498,11 +476,8 @@ def _seeds_texts(plan: Plan) -> list[str]:
     return texts
 
 
-def _command_text(plan: Plan, arm: PlannedArm) -> str | None:
-    """Write the line that starts an arm's first run; None without a command."""
-    command = arm.config.trainer
-    if not isinstance(command, Command):
-        return None
+def _command_text(plan: Plan, arm: PlannedArm, command: Command) -> str:
+    """Write the line that starts an arm's first run."""
     run = arm.runs[0]
     values = run_values(
         arm.config.with_seed(run.seed),
@@ -540,11 +515,9 @@ def _work_text(arm: PlannedArm) -> str:
 def _model_text(arm: PlannedArm) -> str:
     model = arm.config.model
     if arm.size is None:
-        builder = (
-            "the command"
-            if isinstance(arm.config.trainer, Command)
-            else arm.config.trainer
-        )
+        builder = arm.config.trainer
+        if isinstance(builder, Command):
+            builder = "the command"
         return f"not known: {builder} builds it, and the study has no model"
     return f"{model.summary}: {count_text(arm.size.parameters, ' ')} parameters"
 
@@ -553,7 +526,7 @@ def _carried_text(arm: PlannedArm) -> str:
     if arm.size is None:
         return "not known"
     num_carrying = sum(
-        group.count for group in _layer_groups(arm) if group.recipe != _HIGH_PRECISION
+        group.count for group in _layer_groups(arm) if group.recipe != "bf16"
     )
     text = f"{num_carrying} of {len(arm.layers)} linear layers in low precision"
     if arm.coverage is not None and arm.coverage.out_of_reach:

@@ -17,6 +17,7 @@ from ablate.cli.common import (
     address_option,
     deliver,
     ended_by_ctrl_c,
+    flag,
     json_option,
     refuse_other_options,
     set_option,
@@ -24,6 +25,7 @@ from ablate.cli.common import (
     table_of,
     tracking_option,
 )
+from ablate.modelled.hardware import PEAKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,9 +72,8 @@ _NEEDED = {
     metavar="REGEX",
     help="With --command: a regular expression that reads its log.",
 )
-@click.option(
+@flag(
     "--schema",
-    is_flag=True,
     help="Only print the JSON Schema of study files, for editors.",
 )
 @storage_option
@@ -157,21 +158,17 @@ def init(
 @click.command("plan")
 @click.argument("study")
 @json_option
-@click.option(
+@flag(
     "--dry-run",
-    is_flag=True,
     help="Also build every arm's model without memory, and check all shapes.",
 )
-@click.option(
-    "--layers", is_flag=True, help="List what each linear layer of each arm carries."
-)
-@click.option(
-    "--runs", "all_runs", is_flag=True, help="List every run with its id and state."
-)
+@flag("--layers", help="List what each linear layer of each arm carries.")
+@flag("--runs", "all_runs", help="List every run with its id and state.")
 @click.option(
     "--hardware",
     multiple=True,
     metavar="NAME",
+    type=click.Choice(list(PEAKS)),
     help="Model memory and GPU-hours on this hardware, such as B200 (may be repeated).",
 )
 @set_option
@@ -201,12 +198,11 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
 
 @click.command("pilot")
 @click.argument("study")
-@click.option(
+@flag(
     "--write",
-    is_flag=True,
     help="Put the target into the file, in place of 'target: null'.",
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
+@flag("--retry-failed", help="Run failed runs again, too.")
 @json_option
 @address_option
 @tracking_option

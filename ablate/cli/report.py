@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ablate.base.command_hints import command_line, set_words
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, as_user_error
 from ablate.base.files import open_private
 from ablate.cli.common import (
     AT_LEAST_1,
@@ -28,13 +28,13 @@ from ablate.cli.common import (
     deliver,
     echo_lines,
     find_study,
+    flag,
     json_option,
     storage_option,
     table_text,
     target_of,
     tracking_option,
     verdict_lines,
-    writing_to,
 )
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 _ENDED = ("finished", "diverged", "failed", "stopped", "damaged")
 
 
-def _target(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> float | Target | None:
-    if text is None:
-        return None
+def _target(text: str) -> float | Target:
     try:
         return float(text)
     except ValueError:
@@ -78,12 +74,12 @@ def _target(
 )
 @click.option(
     "--target",
-    callback=_target,
+    type=_target,
+    metavar="TARGET",
     help="Use this target: val_loss=3.3, perplexity=27.1 or a number of the study's kind; needs --out.",
 )
-@click.option(
+@flag(
     "--watch",
-    is_flag=True,
     help="Update the report while the study runs, until Ctrl-C.",
 )
 @click.option(
@@ -94,9 +90,7 @@ def _target(
     metavar="SECONDS",
     help="Seconds between two updates of --watch.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print report.json instead of the verdict."
-)
+@flag("--json", "as_json", help="Print report.json instead of the verdict.")
 def report(
     study: str,
     storage: Path,
@@ -139,7 +133,8 @@ def report(
         )
     code = 0
     seen: list[RunProgress] = []
-    with writing_to(store.path / "report" if out is None else out):
+    folder = store.path / "report" if out is None else out
+    with as_user_error(f"--out: cannot write {folder}"):
         try:
             # write again whenever a run has moved, until every run has ended
             while watch:
@@ -162,14 +157,11 @@ def report(
     if as_json and not watch:
         click.echo(written.json.read_text(encoding="utf-8"), nl=False)
     else:
-        files = (
-            written.html,
-            written.markdown,
-            written.json,
-            written.tables,
-            written.figures,
-        )
-        echo_lines([*verdict_lines(written), "", *map(str, files)])
+        echo_lines([*verdict_lines(written), ""])
+        for path in (
+            written.html, written.markdown, written.json, written.tables, written.figures
+        ):  # fmt: skip
+            echo_lines([str(path)])
     return code
 
 
@@ -219,31 +211,23 @@ def compare(
     from ablate.store.runs import study_at
 
     stores = [study_at(Path(study)) or find_study(storage, study) for study in studies]
-    known: dict[Path, str] = {}
-    for study, store in zip(studies, stores, strict=True):
-        path = store.path.resolve()
-        if path in known:
-            raise UserError(
-                f"'{known[path]}' and '{study}' are the same study: name each once"
-            )
-        known[path] = study
+    if len({store.path.resolve() for store in stores}) < len(stores):
+        raise UserError(
+            f"two of {', '.join(studies)} are the same study: name each once"
+        )
     from ablate.reports import analyse, load_frames
     from ablate.reports.findings import compare as findings
     from ablate.reports.pages.compare import write_comparison
     from ablate.reports.pages.document import plain
     from ablate.reports.read.rebase import read_against, target_after
 
-    frames = [load_frames(store) for store in stores]
-    for fault in (fault for frame in frames for fault in frame.faults):
-        click.echo(f"Left out: {fault}", err=True)
-    frames = [
-        read_against(
-            frame,
-            baseline=baseline,
-            target=None if after is None else target_after(frame, after),
-        )
-        for frame in frames
-    ]
+    frames = []
+    for store in stores:
+        frame = load_frames(store)
+        for fault in frame.faults:
+            click.echo(f"Left out: {fault}", err=True)
+        target = None if after is None else target_after(frame, after)
+        frames.append(read_against(frame, baseline=baseline, target=target))
     if len({frame.plan.study for frame in frames}) < len(frames):
         frames = [
             replace(frame, plan=replace(frame.plan, study=str(store.path)))
@@ -251,10 +235,10 @@ def compare(
         ]
     comparison = findings.compare([analyse(frame) for frame in frames], frames)
     if out is not None:
-        with writing_to(out):
+        with as_user_error(f"--out: cannot write {out}"):
             written = write_comparison(comparison, out)
         for path in written:
-            click.echo(str(path), err=as_json)
+            click.echo(path, err=as_json)
     deliver(plain(comparison), _comparison_lines(comparison), as_json=as_json)
 
 
@@ -281,9 +265,8 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
 @click.argument("study")
 @storage_option
 @tracking_option
-@click.option(
+@flag(
     "--sync",
-    is_flag=True,
     help="Only send MLflow what it lacks of the study; open no page.",
 )
 @click.option(
@@ -291,7 +274,7 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
     type=click.IntRange(1, 65535),
     help="Port on this machine (default: 5000, else a free one).",
 )
-@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@flag("--no-browser", help="Only print the address.")
 def dashboard(
     study: str,
     storage: Path,

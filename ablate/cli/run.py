@@ -23,6 +23,7 @@ from ablate.cli.common import (
     deliver,
     echo_lines,
     ended_by_ctrl_c,
+    flag,
     json_option,
     refuse_other_options,
     set_option,
@@ -45,6 +46,15 @@ _RECIPES = {
 }  # fmt: skip
 
 
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--seeds: '{text}' is no list of seeds (expected such as 0,1,4)"
+        ) from None
+
+
 @click.command("run")
 @click.argument("study")
 @click.option(
@@ -52,14 +62,13 @@ _RECIPES = {
 )
 @click.option(
     "--seeds",
-    "seeds_text",
+    type=_seeds,
     metavar="LIST",
     help="Run only these seeds of the study: 0,1,4.",
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed runs again, too.")
-@click.option(
+@flag("--retry-failed", help="Run failed runs again, too.")
+@flag(
     "--in-process",
-    is_flag=True,
     help="Train one run in this process, without Ray, for a debugger; store no result.",
 )
 @set_option
@@ -69,7 +78,7 @@ _RECIPES = {
 @click.pass_context
 def command(
     context: click.Context, /, study: str, *, storage: Path, address: str | None, tracking_uri: str | None,
-    seeds_text: str | None, in_process: bool, retry_failed: bool, **chosen: Any,
+    in_process: bool, retry_failed: bool, **chosen: Any,
 ) -> int:  # fmt: skip
     """Run what STUDY lacks, then write its report.
 
@@ -84,19 +93,10 @@ def command(
       ablate run my-study.yaml --set base.training.learning_rate=1e-3 --set name=my-study-lr
       ablate run my-study.yaml --address ray://head:10001 --tracking-uri http://mlflow:5000
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
-    try:
-        if seeds_text is None:
-            seeds = None
-        else:
-            seeds = [int(part) for part in seeds_text.split(",")]
-    except ValueError:
-        raise UserError(
-            f"--seeds: '{seeds_text}' is no list of seeds (expected such as 0,1,4)"
-        ) from None
     if in_process:
-        takes = {"in_process", "only", "seeds_text", "settings", "storage"}
+        takes = {"in_process", "only", "seeds", "settings", "storage"}
         refuse_other_options(context, takes, "--in-process")
-        return _run_in_process(study, storage, seeds, **chosen)
+        return _run_in_process(study, storage, **chosen)
     with ended_by_ctrl_c() as again:
         from ablate.cli.display import ConsoleListener
         from ablate.workflow import Where
@@ -111,28 +111,19 @@ def command(
                 "Closing the terminal stops this (nohup, tmux or `ablate submit` let it continue)."
             )
         where = Where(storage=storage, address=address, tracking_uri=tracking_uri)
-        end = run_study(
-            study, where, listener, seeds=seeds, retry_failed=retry_failed, **chosen
-        )
+        end = run_study(study, where, listener, retry_failed=retry_failed, **chosen)
         return conclude(listener.say, end, again)
 
 
-def _run_in_process(
-    study: str, storage: Path, seeds: list[int] | None, **chosen: Any
-) -> int:
+def _run_in_process(study: str, storage: Path, **chosen: Any) -> int:
     from ablate.cli.display import ConsoleListener
     from ablate.workflow import Where
     from ablate.workflow.in_process import run_in_process
 
-    result = run_in_process(
-        study, Where(storage=storage), ConsoleListener(), seeds=seeds, **chosen
-    )
-    ended: str
-    if result.message is None:
-        ended = result.state
-    else:
-        ended = f"{result.state}: {result.message}"
-    click.echo(f"The run {ended}, after {result.tokens:,} tokens. No result is stored.")
+    where = Where(storage=storage)
+    result = run_in_process(study, where, ConsoleListener(), **chosen)
+    end = ": ".join(filter(None, (result.state, result.message)))
+    click.echo(f"The run {end}, after {result.tokens:,} tokens. No result is stored.")
     return 0
 
 
@@ -142,10 +133,8 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
         say(f"\nFailed: {safe_text(sentence)}  (log: {log})")
         if log.exists():
             printed = log.read_text(encoding="utf-8", errors="replace")
-        else:
-            printed = ""
-        for line in printed.splitlines()[-_LOG_LINES:]:
-            say(f"    {safe_text(line)}")
+            for line in printed.splitlines()[-_LOG_LINES:]:
+                say(f"    {safe_text(line)}")
     if end.outcome.problem:
         say(f"\n{end.outcome.problem}; what it ran goes on from its checkpoints.")
     if end.outcome.interrupted:
@@ -185,10 +174,9 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
 @click.option(
     "--seeds", type=AT_LEAST_1, help="Seeds at most. Default: as many as the study's."
 )
-@click.option(
+@flag(
     "--loop",
     "in_loop",
-    is_flag=True,
     help="Hold the 5 % over all tries of this baseline, not over this one alone.",
 )
 @json_option
@@ -231,24 +219,18 @@ def try_command(
 
         listener = ConsoleListener(err=as_json)
         judgement, number, end = try_change(
-            study,
-            change,
-            Where(**where),
-            listener,
-            margin=margin,
-            seeds=seeds,
-            in_loop=in_loop,
-        )
+            study, change, Where(**where), listener, margin=margin, seeds=seeds, in_loop=in_loop
+        )  # fmt: skip
         decision = judgement.decision
         if decision == "open":
             return conclude(listener.say, end, again) or 1
         level = level_in_loop(number)
         content = {**plain(judgement), "number": number, "level_in_loop": level}
-        lines = [
-            f"{decision}: token cost {cost(judgement.cost)} by {judgement.seeds} seeds of each side",
-            f"Try {number} of this baseline: --loop holds 5 % over all of them, at {level:.2%} for this one.",
-        ]
-        deliver(content, lines, as_json=as_json)
+        text = (
+            f"{decision}: token cost {cost(judgement.cost)} by {judgement.seeds} seeds of each side\n"
+            f"Try {number} of this baseline: --loop holds 5 % over all of them, at {level:.2%} for this one."
+        )
+        deliver(content, [text], as_json=as_json)
         return {"keep": 0, "discard": 10}.get(decision, 11)
 
 
@@ -271,14 +253,12 @@ def try_command(
     metavar="URI",
     help="MLflow server (default: a database in the storage).",
 )
-@click.option(
+@flag(
     "--no-follow",
-    is_flag=True,
     help="Do not wait for the job; do not show what it prints.",
 )
-@click.option(
+@flag(
     "--insecure",
-    is_flag=True,
     help="Also submit to a cluster that asks nobody for a token.",
 )
 def submit(
@@ -315,7 +295,9 @@ def submit(
             "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the head node is started)"
         )
     jobs.check_server(address, insecure=insecure)
-    environment = {} if tracking_uri is None else {"MLFLOW_TRACKING_URI": tracking_uri}
+    environment = {}
+    if tracking_uri is not None:
+        environment["MLFLOW_TRACKING_URI"] = tracking_uri
     job, was_there = jobs.submit(
         address, loaded.path, loaded.name, str(storage), environment
     )
@@ -337,10 +319,9 @@ def submit(
 
 @click.command("search")
 @click.argument("file")
-@click.option(
+@flag(
     "--plan",
     "only_plan",
-    is_flag=True,
     help="Show what would be searched; start no trial.",
 )
 @json_option
@@ -387,28 +368,22 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         end = search_study(planned, place, listener, file=file)
         table = table_text(front_table(end.found))
         deliver(plain(end.found), [f"\n{table}\n"], as_json=as_json)
-        for sentence in (
-            *search_sentences(end.found),
-            f"\nReport:  {end.pages / 'search.html'}",
-        ):
+        for sentence in search_sentences(end.found):
             listener.say(sentence)
-        if (end.pages / CONFIRM).exists():
-            listener.say(
-                f"Confirm: {place.command_line('run', str(end.pages / CONFIRM))}"
-            )
+        listener.say(f"\nReport:  {end.pages / 'search.html'}")
+        confirm = end.pages / CONFIRM
+        if confirm.exists():
+            listener.say(f"Confirm: {place.command_line('run', str(confirm))}")
         return end.exit_code
 
 
 def _plan_lines(planned: SearchPlan) -> Iterator[str]:
-    search, first = planned.search, planned.plans[0]
-    rows = (
-        {
-            "of": first.arm(name),
-            "time": planned.times[name],
-            "first": "first" * (name in planned.first),
-        }
-        for name in planned.cells
-    )
+    search = planned.search
+    first = planned.plans[0]
+    rows = []
+    for name in planned.cells:
+        mark = "first" if name in planned.first else ""
+        rows.append({"of": first.arm(name), "time": planned.times[name], "first": mark})
     yield table_of(_RECIPES, rows)
     shapes = f"{search.hardware}, shapes of {search.shapes}"
     yield f"\nstep time  over that of {planned.baseline}, modelled on {shapes}\nobjective  {search.objective}"

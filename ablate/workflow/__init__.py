@@ -116,7 +116,6 @@ def end_of(
     plan: LockedPlan,
     asked: Collection[str],
     outcome: ExecutionEnd,
-    *,
     report: Path | None = None,
 ) -> StudyEnd:
     """Summarise how an execution ended. ``asked``: ids of the runs that were asked for."""

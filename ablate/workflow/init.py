@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.counts import count_text
-from ablate.base.errors import Problem, UserError
+from ablate.base.errors import Problem, UserError, as_user_error
 from ablate.plan import Plan, StudyProgress, build_plan, estimate
 from ablate.plan.estimate import duration_text
 from ablate.study.load import study_of
@@ -187,13 +187,11 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
     with _naming("--budget"):
         estimated = draft.fit_steps_to(budget_sec, listener)
     draft.plan()
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(starter_text(draft.starter))
-    except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror or error}", file=path
-        ) from None
+    with (
+        as_user_error(f"{path}: cannot be written"),
+        path.open("x", encoding="utf-8") as file,
+    ):
+        file.write(starter_text(draft.starter))
     return f"{path}: {estimated}"
 
 

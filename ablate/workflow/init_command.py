@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, as_user_error
 from ablate.plan import build_plan
 from ablate.plan.pilot import SHARES
 from ablate.run.evaluations import AmbiguousError, Places, RunRows, named
@@ -194,12 +194,8 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
     best_texts: list[str] = []
     most_evals = 0
     for source in sources:
-        try:
+        with as_user_error(f"--log: cannot read {log}"):
             texts = [text for _, text in texts_of(log, source)]
-        except OSError as error:
-            raise UserError(
-                f"--log: cannot read {log}: {error.strerror or error}"
-            ) from None
         reader = LogReader(source)
         num_evals = sum(
             "val_loss" in row for text in texts for row in reader.rows(text)

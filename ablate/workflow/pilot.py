@@ -61,8 +61,8 @@ def pilot_study(
             f"--write: {study} has a target already (leave out --write, and change it by hand)"
         )
     plan = build_plan(loaded, machines=where.machines)
-    seeds = [run.seed for run in plan.arm(plan.baseline).runs[:_SEEDS]]
-    if len(seeds) < _SEEDS:
+    planned_runs = plan.arm(plan.baseline).runs[:_SEEDS]
+    if len(planned_runs) < _SEEDS:
         raise UserError(
             f"{study}: a pilot needs two seeds, and the study has one (set seeds: 2 or more)"
         )
@@ -71,21 +71,20 @@ def pilot_study(
         where,
         listener,
         only=[plan.baseline],
-        seeds=seeds,
+        seeds=[run.seed for run in planned_runs],
         retry_failed=retry_failed,
-        as_pilot=True,
+        seeds_allowed=lambda: _SEEDS,
     )
     if not end.is_done:
         return end, None
     store = StudyStore(where.storage / plan.study)
     plan = known_plan(plan, store)
     progress = read_progress(plan, store)
-    timed = None
+    emulated = False
     if where.address is None:
         progress, timed = with_timed_steps(plan, progress, listener)
-    emulated = timed is not None and any(
-        arm.backend_mode == "emulated" for arm in timed.arms
-    )
+        modes = [] if timed is None else [arm.backend_mode for arm in timed.arms]
+        emulated = "emulated" in modes
     curves = []
     for planned in plan.arm(plan.baseline).runs[:_SEEDS]:
         run = store.run(planned.id)
@@ -102,13 +101,11 @@ def pilot_study(
     )
     if write and advice.take is not None:
         line = loaded.source.place(("target",)).line
-        text = with_target(
-            loaded.path.read_text(encoding="utf-8"), line, advice.take, plan.unit
-        )
+        written = loaded.path.read_text(encoding="utf-8")
+        text = with_target(written, line, advice.take, plan.unit)
         if text is None:
-            place = f"{loaded.path}:{line}"
             raise UserError(
-                f"--write: {place}: no line that says 'target: null' (write it by hand)"
+                f"--write: {loaded.path}:{line}: no line that says 'target: null' (write it by hand)"
             )
         write_bytes_atomic(loaded.path, text.encode())
     return end, advice
@@ -153,15 +150,11 @@ def arm_speeds(
     device = default_device()
     for arm in plan.arms:
         is_for_gpu = arm.resources.num_gpus > 0
-        if (
-            arm.config.trainer is not None
-            or arm.resources.devices_per_run > 1
-            or is_for_gpu != (device != "cpu")
-        ):
+        is_for_others = is_for_gpu != (device != "cpu")
+        if arm.config.trainer or arm.resources.devices_per_run > 1 or is_for_others:
             return None
-    if (_STEPS + _WARMUP_STEPS) * _TURNS * len(
-        plan.arms
-    ) * seconds_per_step > _LONGEST_SEC:
+    num_steps = (_STEPS + _WARMUP_STEPS) * _TURNS * len(plan.arms)
+    if num_steps * seconds_per_step > _LONGEST_SEC:
         return None
     from ablate.execute.throughput import measure
     from ablate.store.records import SpeedSettings

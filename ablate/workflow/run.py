@@ -24,10 +24,10 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.command_hints import command_line, redact
-from ablate.base.errors import UserError, likely
+from ablate.base.errors import UserError, as_user_error, likely
 from ablate.base.files import write_bytes_atomic
 from ablate.plan import Plan, build_plan, known_plan, warnings_of
 from ablate.plan.shares import sharing_text
@@ -63,29 +63,25 @@ def run_study(
     only: Collection[str] = (),
     seeds: Collection[int] | None = None,
     retry_failed: bool = False,
-    as_pilot: bool = False,
     settings: Sequence[str] = (),
     seeds_allowed: Allowed | None = None,
 ) -> StudyEnd:
     """Run what a study (a YAML file, or the name of a shipped study) lacks, then write its report.
 
     ``only`` and ``seeds``: run these arms and seeds alone. ``retry_failed``: run failed runs again, too.
-    ``as_pilot``: neither tune the arms first nor write a report.
-    ``settings``: ``KEY=VALUE`` each, which win over the file. ``seeds_allowed``: in place of
-    the study's stop rule.
+    ``settings``: ``KEY=VALUE`` each, which win over the file. ``seeds_allowed``: the runs are for another
+    question than the study's own: this takes the place of its stop rule, its arms are not tuned first, and
+    no report is written.
 
     Raises:
         UserError: a study, device, corpus, cluster or storage that cannot be used.
     """
     listener = listener or Listener()
+    is_for_study = seeds_allowed is None
     loaded = load_known(study, where, settings)
     store = StudyStore(where.storage / loaded.name)
-    is_new = not store.path.exists()
-    for warning in warnings_of(loaded, is_new=is_new):
-        listener.say(warning)
-    plan = known_plan(build_plan(loaded, machines=where.machines), store)
+    plan = _plan(loaded, store, where, listener)
     choose_runs(plan, only, seeds)  # refuses names that the study lacks
-    _say_plan(loaded, plan, store, where, listener)
     from ablate.execute.environment import read_otherwise
     from ablate.execute.pending_runs import requests_of, stop_unneeded
     from ablate.reports import write_report
@@ -93,49 +89,50 @@ def run_study(
     from ablate.workflow.prepare import prepare
 
     with (
-        _refusal_leaves_nothing(store, where, is_new=is_new),
+        _refusal_leaves_nothing(store, where),
         running(store, plan) as is_shared,
     ):
         # for `run NAME`
         write_bytes_atomic(store.path / "source", str(loaded.path.absolute()).encode())
         if is_shared:
             listener.say("Somebody else runs this study, too: its runs are shared.")
-        if plan.tuning is not None and not plan.tuning.done and not as_pilot:
+        if is_for_study and plan.tuning is not None and not plan.tuning.done:
             tuned = tune(plan, where, listener, retry_failed=retry_failed)
             if isinstance(tuned, StudyEnd):
                 return tuned
             plan = tuned
             store.write_plan(plan)
+        chosen = choose_runs(plan, only, seeds)
         outdated = {
             run.id
             for arm, run in plan.runs()
             if read_otherwise(store.run(run.id), arm.config.trainer)
         }
         if outdated:
+            chosen |= outdated
             listener.say(
                 f"Logs are read again, as the study now says: {len(outdated)} runs."
             )
-        chosen = choose_runs(plan, only, seeds) | outdated
         arms = [arm for arm in plan.arms if any(run.id in chosen for run in arm.runs)]
         requests = requests_of(plan, chosen, prepare(where, plan.arms, arms, listener))
         unneeded: Unneeded = dict
-        if plan.stop is not None and seeds_allowed is None:
+        if plan.stop is not None and is_for_study:
             unneeded = stops.Unneeded(store)
         report = None
         with mirrored(store, plan.study if settings else str(study), where, listener):
-            outcome = _execute(
+            waves = _waves(
                 store,
                 plan,
                 requests,
-                where,
-                listener,
-                (unneeded, seeds_allowed),
+                seeds_allowed,
+                unneeded=unneeded,
                 retry_failed=retry_failed,
                 take=not is_shared,
             )
+            outcome = _execute(store, plan, waves, where, listener, unneeded)
             if plan.settled is not None:
                 stop_unneeded(store, requests, unneeded())
-            if not outcome.interrupted and not as_pilot:
+            if is_for_study and not outcome.interrupted:
                 written = write_report(store)
                 listener.reported(written)
                 report = written.html
@@ -145,7 +142,7 @@ def run_study(
                     f"Weights: {store.path}/runs/ID/weights, of {num_kept} runs; "
                     "runs that ended before they were asked to keep theirs have none."
                 )
-        return end_of(store, plan, chosen - unneeded().keys(), outcome, report=report)
+        return end_of(store, plan, chosen - unneeded().keys(), outcome, report)
 
 
 def load_known(study: str | Path, where: Where, settings: Sequence[str]) -> Study:
@@ -198,9 +195,11 @@ def choose_runs(
     }
 
 
-def _say_plan(
-    study: Study, plan: Plan, store: StudyStore, where: Where, listener: Listener
-) -> None:
+def _plan(study: Study, store: StudyStore, where: Where, listener: Listener) -> Plan:
+    """Plan a study as its store knows it, and say so."""
+    for warning in warnings_of(study, is_new=not store.path.exists()):
+        listener.say(warning)
+    plan = known_plan(build_plan(study, machines=where.machines), store)
     num_runs = sum(len(arm.runs) for arm in plan.arms)
     summary = f"{len(plan.arms)} arms, {num_runs} runs"
     devices = sharing_text(study, plan.arms, where.machines)
@@ -211,19 +210,16 @@ def _say_plan(
         listener.say(
             f"The study has changed: runs of its former plan stay in {store.path}, and do not count: {lost}."
         )
+    return plan
 
 
 @contextlib.contextmanager
-def _refusal_leaves_nothing(
-    store: StudyStore, where: Where, *, is_new: bool
-) -> Iterator[None]:
+def _refusal_leaves_nothing(store: StudyStore, where: Where) -> Iterator[None]:
     """Remove the folder of a new study that is refused; turn errors of writing into a ``UserError``."""
+    is_new = not store.path.exists()
     try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {where.storage}: {error.strerror or error}"
-        ) from error
+        with as_user_error(f"cannot write to {where.storage}"):
+            yield
     except UserError:
         with contextlib.suppress(OSError), kept_still(store.path) as is_alone:
             if is_alone and is_new and not any(store.path.glob("runs/*")):
@@ -232,51 +228,68 @@ def _refusal_leaves_nothing(
         raise
 
 
-def _execute(
+def _waves(
     store: StudyStore,
     plan: Plan,
     requests: Sequence[RunRequest],
+    seeds_allowed: Allowed | None,
+    **options: Any,
+) -> Iterator[Todo]:
+    """Find the requested runs that lack a result: all at once, or those of the seeds that may begin.
+
+    The latter again after each look at the results, until it changes nothing. ``options``: of ``find_todo``.
+    """
+    from ablate.execute.pending_runs import find_todo
+    from ablate.results.frames import load_frames
+    from ablate.results.stops import seeds_to_begin
+
+    if plan.settled is None:
+        yield find_todo(store, requests, **options)
+        return
+    before = None
+    allowed = seeds_allowed or (lambda: seeds_to_begin(load_frames(store)))
+    while (num_seeds := allowed()) != before:
+        in_wave = {run.id for arm in plan.arms for run in arm.runs[:num_seeds]}
+        begun = [request for request in requests if request.run_id in in_wave]
+        yield find_todo(store, begun, **options)
+        before = num_seeds
+
+
+def _execute(
+    store: StudyStore,
+    plan: Plan,
+    waves: Iterator[Todo],
     where: Where,
     listener: Listener,
-    rule: tuple[Unneeded, Allowed | None],
-    *,
-    retry_failed: bool,
-    take: bool,
+    unneeded: Unneeded,
 ) -> ExecutionEnd:
-    """Execute the requested runs that lack a result: all at once, or in waves of seeds."""
+    """Execute one wave of runs after the other; Ray is started for the first, and stays up."""
     from ablate.execute.cluster import connection
     from ablate.execute.driver import execute_study, stop_request
-    from ablate.execute.pending_runs import find_todo
     from ablate.execute.queue import ExecutionEnd
 
-    unneeded, seeds_allowed = rule
     states: dict[str, State] = {}
+    is_stop_requested = stop_request(store.path)
     with contextlib.ExitStack() as ray:
-        for wave, num_seeds in enumerate(_waves(store, plan, seeds_allowed)):
-            in_wave = {run.id for arm in plan.arms for run in arm.runs[:num_seeds]}
-            wave_requests = [
-                request for request in requests if request.run_id in in_wave
-            ]
-            todo = find_todo(
-                store, wave_requests, unneeded, retry_failed=retry_failed, take=take
-            )
+        for wave, todo in enumerate(waves):
             if todo.runs or wave == 0:
                 listener.say(_todo_text(todo))
             if not todo.runs:
                 continue
+            if is_stop_requested():
+                return ExecutionEnd(states=states, interrupted=True)
             if not states:
                 listener.say(f"Starting Ray {where.cluster} …")
-                # between two waves Ray stays up, and a stop request is noticed
-                if num_seeds is not None:
-                    ray.enter_context(connection(where.address, listener.say))
-                    is_stop_requested = stop_request(store.path)
-            elif is_stop_requested():
-                return ExecutionEnd(states=states, interrupted=True)
+                ray.enter_context(connection(where.address, listener.say))
             with listener.executing(store, [run.run_id for run in todo.runs]) as poll:
                 outcome = execute_study(
-                    store, todo.runs, address=where.address, say=listener.say, on_poll=poll,
-                    unneeded=unneeded, plan=plan,
-                )  # fmt: skip
+                    store,
+                    todo.runs,
+                    address=where.address,
+                    on_poll=poll,
+                    unneeded=unneeded,
+                    plan=plan,
+                )
             states |= outcome.states
             if outcome.interrupted or outcome.problem:
                 return replace(outcome, states=states)
@@ -293,23 +306,6 @@ def _todo_text(todo: Todo) -> str:
     for study, num_taken in Counter(todo.taken.values()).items():
         parts.append(f"{num_taken} taken from {study}")
     return f"{', '.join(parts)}."
-
-
-def _waves(
-    store: StudyStore, plan: Plan, seeds_allowed: Allowed | None
-) -> Iterator[int | None]:
-    """Yield how many seeds of each arm may begin, after each look until it changes nothing; None: all."""
-    if plan.settled is None:
-        yield None
-        return
-    from ablate.results.frames import load_frames
-    from ablate.results.stops import seeds_to_begin
-
-    before = None
-    allowed = seeds_allowed or (lambda: seeds_to_begin(load_frames(store)))
-    while (num_seeds := allowed()) != before:
-        yield num_seeds
-        before = num_seeds
 
 
 def tune(

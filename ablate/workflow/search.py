@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.errors import UserError
+from ablate.base.errors import UserError, as_user_error
 from ablate.search.engine import open_storage
 from ablate.search.recipes import (
     StoppedError,
@@ -64,28 +64,22 @@ def search_study(
         begun = store.plan()
     except (OSError, UserError):
         begun = tried_plan(planned)
-    try:
-        with running_alone(store, begun):
-            check_same(planned, store)
-            trials = open_storage(store.path)
-            with mirrored(store, planned.name, where, listener):
-                again = where.command_line("search", file)
-                code = _search_on(store, planned, trials, where, listener, again)
-                result = result_of(planned, planned.read(trials))
-                names = [
-                    recipe.name
-                    for recipe in result.last.front
-                    if not recipe.is_baseline
-                ]
-                confirm = None
-                if names and result.is_done:
-                    confirm = confirm_study(planned, names, file)
-                write_search(result, pages, confirm)
-            return SearchEnd(found=result, pages=pages, exit_code=code)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {where.storage}: {error.strerror or error}"
-        ) from error
+    with (
+        as_user_error(f"cannot write to {where.storage}"),
+        running_alone(store, begun),
+    ):
+        check_same(planned, store)
+        trials = open_storage(store.path)
+        with mirrored(store, planned.name, where, listener):
+            again = where.command_line("search", file)
+            code = _search_on(store, planned, trials, where, listener, again)
+            result = result_of(planned, planned.read(trials))
+            front = [arm.name for arm in result.last.front if not arm.is_baseline]
+            confirm = None
+            if front and result.is_done:
+                confirm = confirm_study(planned, front, file)
+            write_search(result, pages, confirm)
+        return SearchEnd(found=result, pages=pages, exit_code=code)
 
 
 def _search_on(

@@ -71,7 +71,6 @@ def try_change(
         listener,
         only=(plan.baseline, arm),
         retry_failed=True,
-        as_pilot=True,
         settings=(f"name={store.path.name}", *settings),
         seeds_allowed=lambda: judgement().seeds,
     )
