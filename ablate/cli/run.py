@@ -348,7 +348,7 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         study = load_study(file)
         place = Where(**where)
         if study.search is None:
-            start = place.command_line("run", file)
+            start = command_line("run", file, **where)
             raise UserError(
                 f"{file}: it has no 'search:', so it is a study (start it with: {start})"
             )
@@ -373,7 +373,7 @@ def search(file: str, only_plan: bool, as_json: bool, **where: Any) -> int:
         listener.say(f"\nReport:  {end.pages / 'search.html'}")
         confirm = end.pages / CONFIRM
         if confirm.exists():
-            listener.say(f"Confirm: {place.command_line('run', str(confirm))}")
+            listener.say(f"Confirm: {command_line('run', str(confirm), **where)}")
         return end.exit_code
 
 

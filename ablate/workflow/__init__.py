@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ablate.base.command_hints import command_line
 from ablate.plan.shares import this_machine
 from ablate.store import END_STATES
 
@@ -62,11 +61,6 @@ class Where:
         from ablate.execute.cluster import machines_at
 
         return machines_at(self.address)
-
-    def command_line(self, verb: str, *words: str, **options: str | None) -> str:
-        """Return a command that acts on the same storage, cluster and server."""
-        place = {"address": self.address, "tracking_uri": self.tracking_uri}
-        return command_line(verb, *words, storage=self.storage, **place, **options)
 
 
 class Listener:

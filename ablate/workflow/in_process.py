@@ -6,6 +6,7 @@ is not caught.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
@@ -15,7 +16,7 @@ from ablate.store import StudyStore
 from ablate.workflow.run import choose_runs, load_known
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ablate.plan import PlannedArm
     from ablate.store.checkpoints import Snapshot
@@ -46,7 +47,7 @@ def run_in_process(
             f"--in-process: expected one run, not {len(chosen)}",
             hint="--only ARM --seeds 0",
         )
-    arm, run = next((arm, run) for arm, run in plan.runs() if run.id in chosen)
+    ((arm, run),) = [pair for pair in plan.runs() if pair[1].id in chosen]
     if isinstance(arm.config.trainer, Command):
         raise UserError(
             f"--in-process: arm '{arm.name}' trains by a command, which is another process"
@@ -78,15 +79,17 @@ def _train(arm: PlannedArm, seed: int, where: Where, listener: Listener) -> Trai
             )
 
     config = arm.config.with_seed(seed)
-    options: dict[str, Any] = {
-        "tokens": open_tokens(corpora[config.data_digest]),
-        "device": "cuda" if arm.resources.num_gpus else "cpu",
-        "checkpoints": _NoCheckpoints(),
-        "should_stop": lambda: False,
-    }
+    trainer: Callable[..., TrainResult] = train
     if isinstance(config.trainer, str):
-        return own_trainer.call(config.trainer, config, say_row, **options)
-    return train(config, say_row, **options)
+        trainer = partial(own_trainer.call, config.trainer)
+    return trainer(
+        config,
+        say_row,
+        tokens=open_tokens(corpora[config.data_digest]),
+        device="cuda" if arm.resources.num_gpus else "cpu",
+        checkpoints=_NoCheckpoints(),
+        should_stop=lambda: False,
+    )
 
 
 class _NoCheckpoints:

@@ -47,42 +47,14 @@ _KINDS = {
     "function": "Your own model",
 }
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-_SIZES: tuple[tuple[float, dict[str, Any]], ...] = (
-    (
-        20e6,
-        {
-            "seq_len": 128,
-            "batch_size": 16,
-            "learning_rate": 2e-3,
-            "eval_tokens": 16_384,
-        },
-    ),
-    (
-        500e6,
-        {
-            "seq_len": 512,
-            "batch_size": 32,
-            "learning_rate": 6e-4,
-            "eval_tokens": 65_536,
-        },
-    ),
-    (
-        math.inf,
-        {
-            "seq_len": 2048,
-            "batch_size": 64,
-            "learning_rate": 3e-4,
-            "eval_tokens": 65_536,
-        },
-    ),
+_SETTINGS = ("seq_len", "batch_size", "learning_rate", "eval_tokens")
+_SIZES = (
+    (20e6, (128, 16, 2e-3, 16_384)),
+    (500e6, (512, 32, 6e-4, 65_536)),
+    (math.inf, (2048, 64, 3e-4, 65_536)),
 )
 """Usual settings of training, for models with fewer parameters than the number before them."""
-_ON_GPU = {
-    "seq_len": 256,
-    "batch_size": 64,
-    "learning_rate": 2e-3,
-    "eval_tokens": 65_536,
-}
+_ON_GPU = (256, 64, 2e-3, 65_536)
 """Those of the smallest models on a GPU, which a step of 2,048 tokens would leave waiting."""
 
 
@@ -174,8 +146,7 @@ def write_study(path: Path, storage: Path, answers: Answers, listener: Listener)
         section = data_section(answers.data, path.parent)
     draft = _Draft(path, storage, answers, section)
     # First settings that every model can be planned with.
-    draft.settings = _SIZES[0][1] | {"schedule": "constant"}
-    draft.set_steps(2 * _FEWEST_STEPS)
+    draft.use_settings(_SIZES[0][1])
     with _naming("FILE" if answers.tokenizer == "bytes" else "--tokenizer"):
         draft.plan(arms=None)
     with _naming("--model"):
@@ -214,9 +185,9 @@ class _Draft:
         tokenizer, colon, detail = answers.tokenizer.partition(":")
         data["tokenizer"] = tokenizer
         if tokenizer == "hf":
-            data["tokenizer_path"] = (
-                _from(detail, path.parent) if Path(detail).exists() else detail
-            )
+            if Path(detail).exists():
+                detail = _from(detail, path.parent)
+            data["tokenizer_path"] = detail
         elif colon:
             data["vocab_size"] = int(detail) if detail.isdecimal() else detail
         if answers.tokenizer == "bytes":
@@ -246,12 +217,22 @@ class _Draft:
         text = starter_text(replace(self.starter, **changes))
         return build_plan(study_of(text.encode(), self.path))
 
+    def use_settings(self, settings: tuple[float, ...]) -> None:
+        """Take these settings of training, for a few steps."""
+        self.settings = dict(zip(_SETTINGS, settings, strict=True))
+        self.set_steps(2 * _FEWEST_STEPS)
+
     def set_steps(self, steps: int) -> None:
         """Set the keys of training, with those that follow from the number of optimizer steps."""
         tokens = steps * self.settings["seq_len"] * self.settings["batch_size"]
         every = tokens // EVALUATIONS
-        lengths = {"tokens": tokens, "eval_every_tokens": every, "warmup_tokens": every}
-        self.starter.training = self.settings | lengths
+        self.starter.training = {
+            **self.settings,
+            "schedule": "constant",
+            "tokens": tokens,
+            "eval_every_tokens": every,
+            "warmup_tokens": every,
+        }
 
     def choose_model(self) -> PlannedArm:
         """Fill in the model, and settings of training for its size; return its baseline."""
@@ -271,10 +252,9 @@ class _Draft:
         arm = self.plan(arms=None).arms[0]
         assert arm.size is not None  # a starter has no trainer of its own
         reached = "An output head and tables of embeddings keep high precision."
-        matrices = () if arm.coverage is None else arm.coverage.matrices
         hidden = [
             matrix.name
-            for matrix in matrices
+            for matrix in (arm.coverage.matrices if arm.coverage else ())
             if matrix.out_of_reach is not None and not matrix.is_head
         ]
         if hidden:
@@ -283,13 +263,9 @@ class _Draft:
         starter.about_model = (
             f"{kind}, {count_text(arm.size.parameters, ' ')} parameters. {reached}"
         )
-        settings = next(
-            settings for bound, settings in _SIZES if arm.size.parameters < bound
-        )
-        if starter.on_gpu and settings is _SIZES[0][1]:
-            settings = _ON_GPU
-        self.settings = settings | {"schedule": "constant"}
-        self.set_steps(2 * _FEWEST_STEPS)
+        settings = [row for most, row in _SIZES if arm.size.parameters < most]
+        is_small = len(settings) == len(_SIZES)
+        self.use_settings(_ON_GPU if is_small and starter.on_gpu else settings[0])
         return arm
 
     def fit_evaluations_to(self, arm: PlannedArm, listener: Listener) -> None:
@@ -342,11 +318,9 @@ class _Draft:
         progress, timed = pilot.with_timed_steps(plan, progress, listener)
         ground = "at an assumed rate: an order of magnitude, and emulated formats take longer"
         if timed:
+            ground = "measured: two steps of each arm on this machine"
             if timed.other_work:
-                beside = f", beside other work: {timed.other_work}"
-            else:
-                beside = ""
-            ground = f"measured: two steps of each arm on this machine{beside}"
+                ground += f", beside other work: {timed.other_work}"
 
         def seconds_of(steps: int) -> float:
             self.set_steps(steps)
@@ -363,9 +337,8 @@ class _Draft:
         num_runs = len(plan.arms) * self.starter.seeds
         if steps < _FEWEST_STEPS:
             minutes = math.ceil(fewest_sec / USED / 60)
-            if minutes < 60:
-                time = f"{minutes}m"
-            else:
+            time = f"{minutes}m"
+            if minutes >= 60:
                 time = f"{math.ceil(minutes / 6) / 10:g}h"
             raise UserError(
                 f"{num_runs} runs of {_FEWEST_STEPS} steps take about {duration_text(fewest_sec)} ({ground})",
@@ -387,10 +360,9 @@ def _naming(option: str) -> Iterator[None]:
         yield
     except UserError as error:
         first = error.problems[0]
+        place = ""
         if first.file is not None and first.line is None:
             place = f"{first.file}: "
-        else:
-            place = ""
         raise UserError(
             Problem(what=f"{option}: {place}{first.what}", hint=first.hint)
         ) from None

@@ -9,11 +9,11 @@ pages of the results so far.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, as_user_error
 from ablate.search.engine import open_storage
 from ablate.search.recipes import (
@@ -71,7 +71,7 @@ def search_study(
         check_same(planned, store)
         trials = open_storage(store.path)
         with mirrored(store, planned.name, where, listener):
-            again = where.command_line("search", file)
+            again = command_line("search", file, **vars(where))
             code = _search_on(store, planned, trials, where, listener, again)
             result = result_of(planned, planned.read(trials))
             front = [arm.name for arm in result.last.front if not arm.is_baseline]
@@ -101,20 +101,16 @@ def _search_on(
         f"Search {planned.name}: {len(planned.cells)} recipes, {planned.num_trials} to try at the first "
         f"budget; {num_ended} trials have ended before."
     )
+    if planned.is_done(trials_by_budget):
+        return 0
     # all arms have the same data
     arms = [plan.arm(planned.baseline) for plan in planned.plans]
     corpora = prepare(where, planned.plans[0].arms, arms, listener)
     runs = trial_runs(store, corpora, where, listener, retry_failed=True)
     store.write_plan(tried_plan(planned, trials_by_budget))
-    is_done = planned.is_done(trials_by_budget)
-    if not is_done:
-        listener.say(f"Starting Ray {where.cluster} …")
+    listener.say(f"Starting Ray {where.cluster} …")
     try:
-        with (
-            contextlib.nullcontext()
-            if is_done
-            else connection(where.address, listener.say)
-        ):
+        with connection(where.address, listener.say):
             search_recipes(planned, trials, runs, listener.say)
     except StoppedError as stopped:
         listener.say(f"\n{stopped}; go on with: {again}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ablate.base.errors import UserError
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ablate.run.config import ArmConfig, RunConfig
-
-_ARM = "run"
+    from ablate.train.loop import End
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class TrainedRun:
     with every default.
     """
 
-    state: Literal["finished", "diverged"]
+    state: End
     tokens: int
     message: str | None
     evaluations: pd.DataFrame
@@ -93,12 +92,12 @@ def train_run(
         "training": training,
     }
     study = {
-        "name": _ARM,
-        "baseline": _ARM,
+        "name": "run",
+        "baseline": "run",
         "target": None,
         "seeds": [seed],
         "base": base,
-        "arms": {_ARM: None},
+        "arms": {"run": None},
     }
     config = _planned(study).with_seed(seed)
     rows: list[dict[str, Any]] = []
@@ -119,7 +118,7 @@ def train_run(
     columns = ["tokens", "step", *(losses or ["val_loss"])]
     training_rows = [training_row(row) for row in rows if row["kind"] == "train"]
     return TrainedRun(
-        state="diverged" if result.state == "diverged" else "finished",
+        state=result.state,
         tokens=result.tokens,
         message=result.message,
         evaluations=evaluations.reindex(columns=columns),
@@ -142,10 +141,10 @@ def _planned(study: Mapping[str, Any]) -> ArmConfig:
     try:
         return build_plan(study_of(text, Path("train_run"))).arms[0].config
     except UserError as error:
-        problems = []
-        for problem in error.problems:
-            if problem.line:
-                problems.append(replace(problem, file=None, line=None, column=None))
-            else:
-                problems.append(problem)
+        problems = [
+            replace(problem, file=None, line=None, column=None)
+            if problem.line
+            else problem
+            for problem in error.problems
+        ]
         raise UserError(*problems) from None
