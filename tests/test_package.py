@@ -16,17 +16,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.mark.exhaustive
 def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(tmp_path),
-    ]
-    subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True)
+    words = f"-m pip wheel --quiet --no-deps --wheel-dir {tmp_path} {REPOSITORY}"
+    command = [sys.executable, *words.split()]
+    subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("ablate_fp4-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -53,10 +45,8 @@ def test_the_wheel_holds_all_under_one_name_and_works_without_the_checkout(tmp_p
 def test_ci_runs_what_the_readme_says():
     readme = (REPOSITORY / "README.md").read_text()
     ci = (REPOSITORY / ".ci" / "run").read_text()
-    for mark, command in (
-        ("quickstart", "ablate run quickstart"),
-        ("tests", "-m pytest"),
-    ):
+    marks = {"quickstart": "ablate run quickstart", "tests": "-m pytest"}
+    for mark, command in marks.items():
         assert f"$(readme {mark})" in ci
         block = re.search(rf"<!-- {mark} -->\n```bash\n(.*?)```", readme, re.DOTALL)
         assert command in block.group(1)

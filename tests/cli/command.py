@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -29,12 +30,16 @@ class Ended:
         return line
 
 
-def ablate(*arguments: object, cwd: Path, storage: object = "runs") -> Ended:
+def ablate(
+    command: str, *arguments: object, cwd: Path, storage: object = "runs"
+) -> Ended:
+    """Run ``command``, as it is typed, with further arguments."""
+    words = shlex.split(command)
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd),
         mock.patch.dict(os.environ, {"ABLATE_STORAGE": str(storage)}),
-        mock.patch("sys.argv", ["ablate", *map(str, arguments)]),
+        mock.patch("sys.argv", ["ablate", *words, *map(str, arguments)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -1,7 +1,7 @@
 """``ablate check``: back ends here and on other hardware, a device, and quantisers."""
 
 import json
-import shlex
+import re
 
 import pytest
 
@@ -28,7 +28,7 @@ def rceil(x):
 @pytest.fixture
 def check(tmp_path):
     def call(words, code=0):
-        ended = ablate("check", *shlex.split(words), cwd=tmp_path)
+        ended = ablate(f"check {words}", cwd=tmp_path)
         assert ended.code == code, ended
         return json.loads(ended.out) if "--json" in words else ended.out
 
@@ -48,16 +48,10 @@ def test_this_machines_table_fits_a_terminal_and_its_back_ends_are_tested(
     assert all(test["passed"] for test in tests)
     monkeypatch.setattr(cli_check, "cpp_compiler", lambda: None)
     assert check("backends").endswith(f"{NO_COMPILER}\n")
-    bad = {
-        "backend": "torch",
-        "check": "product: fp8_e4m3",
-        "passed": False,
-        "detail": "off by 3",
-    }
+    bad = {"check": "product: fp8_e4m3", "passed": False, "detail": "off by 3"}
     monkeypatch.setattr(select, "quick_self_test", lambda *_: (bad,))
-    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in check(
-        "backends", code=1
-    )
+    shown = check("backends", code=1)
+    assert "self-test of torch: FAILED: product: fp8_e4m3: off by 3" in shown
 
 
 @pytest.mark.parametrize(("arch", "native"), [("sm_80", 0), ("gfx950", 1)])
@@ -110,24 +104,22 @@ def test_a_device_is_checked_and_a_fault_of_it_is_exit_code_1(check, monkeypatch
 def test_a_recipe_as_a_table_that_fits_the_terminal(check, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     monkeypatch.setattr(certificate, "SIDE", 256)
-    lines = check("recipe rocm-te-sr --draws 8 --device cpu").splitlines()
+    shown = check("recipe rocm-te-sr --draws 8 --device cpu")
+    lines = shown.splitlines()
     assert max(map(len, lines)) < 200
     assert all(len(line) <= 110 for line in lines if "±" in line and "Gaussian" in line)
-    assert any("gain by place in the block, repeating: 0.998" in line for line in lines)
-    assert any(
-        "the noise of elements 1 apart correlates by 0.1" in line for line in lines
-    )
-    assert any("of the error's energy scale bias " in line for line in lines)
-    assert any(
-        line.startswith("dgrad.w, wgrad.dy, wgrad.x") and line.endswith("no")
-        for line in lines
-    )
+    for pattern in (
+        "gain by place in the block, repeating: 0.998",
+        "the noise of elements 1 apart correlates by 0.1",
+        "of the error's energy scale bias ",
+        "\ndgrad.w, wgrad.dy, wgrad.x .* no\n",
+    ):
+        assert re.search(pattern, shown)
     assert lines[-1] == "rocm-te-sr is what it claims to be."
     content = check("arm quickstart 'all three + sr' --draws 8 --device cpu --json")
     assert content["subject"] == "quickstart, arm 'all three + sr'"
-    assert (
-        len({name for alike in content["operands"] for name in alike["operands"]}) == 6
-    )
+    names = [name for alike in content["operands"] for name in alike["operands"]]
+    assert len(set(names)) == 6
 
 
 def test_a_function_and_its_exit_code(check, monkeypatch, tmp_path):

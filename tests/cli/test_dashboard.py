@@ -31,9 +31,7 @@ def storage(tmp_path, monkeypatch):
 
 
 def call(storage, *words):
-    return ablate(
-        "dashboard", "small", "--no-browser", *words, cwd=storage, storage=storage
-    )
+    return ablate("dashboard small --no-browser", *words, cwd=storage, storage=storage)
 
 
 def fault(ended):

@@ -11,8 +11,7 @@ from ablate.store import RunDir
 from tests.cli.command import ablate
 from tests.execute.kill import make_run, task_of
 
-QUICK = ("--seq-len", "32", "--sequences", "2", "--device", "cpu")
-TEXT = ("--data", "text")
+QUICK = "--seq-len 32 --sequences 2 --device cpu"
 MODEL = """\
 from torch import nn
 
@@ -43,26 +42,22 @@ def call(tmp_path, monkeypatch):
         text = f"The error of document {n} is structured, not random. " * 20
         (tmp_path / "text" / f"{n}.txt").write_text(text)
     (tmp_path / "net.py").write_text(MODEL)
-    return lambda *words: ablate("diagnose", *words, cwd=tmp_path, storage=tmp_path)
+    return lambda words: ablate(f"diagnose {words}", cwd=tmp_path, storage=tmp_path)
 
 
 @pytest.fixture
 def found(call):
-    return lambda *words: json.loads(
-        call(*words, "--draws", "2", "--device", "cpu", "--json").out
-    )
+    return lambda words: json.loads(call(f"{words} --draws 2 --device cpu --json").out)
 
 
 def test_a_users_model_on_a_users_text(found, tmp_path):
-    recipe = "{gemms: [fprop, wgrad], stabiliser: sr}"
+    recipe = "'{gemms: [fprop, wgrad], stabiliser: sr}'"
     content = found(
-        "net.py:build", *TEXT, "--recipe", recipe, *QUICK, "--out", "harm.json"
+        f"net.py:build --data text --recipe {recipe} {QUICK} --out harm.json"
     )
     assert content == json.loads((tmp_path / "harm.json").read_text())
-    assert (content["weights"], content["tokens"]) == (
-        "random initial weights of seed 0",
-        64,
-    )
+    assert content["weights"] == "random initial weights of seed 0"
+    assert content["tokens"] == 64
     assert content["recipe"].startswith("Fprop+Wgrad mxfp4")
     assert {(one["layer"], one["gemm"]) for one in content["gemms"]} == {
         (f"blocks.{n}", gemm) for n in (0, 1) for gemm in ("fprop", "wgrad")
@@ -73,7 +68,8 @@ def test_a_users_model_on_a_users_text(found, tmp_path):
 
 
 def test_a_preset_and_the_table(call):
-    shown = call("gpt-tiny", *TEXT, "--layers", "blocks.0.attention.out", *QUICK).out
+    layer = "--layers blocks.0.attention.out"
+    shown = call(f"gpt-tiny --data text {layer} {QUICK}").out
     assert "\ngpt-tiny, random initial weights of seed 0; mxfp4; 64 tokens\n" in shown
     assert shown.count("\nblocks.0.attention.out") == 3
     assert re.search(r"The first \d of 3 GEMMs make \d+% of the predicted harm", shown)
@@ -87,10 +83,10 @@ def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(
     task = task_of(run, tmp_path)
     task.stop_path.touch()
     assert execute_run(task).state == "interrupted"
-    content = found(run.path, *QUICK)
+    content = found(f"{run.path} {QUICK}")
     assert content["weights"] == "the checkpoint after step 1"
     assert {one["gemm"] for one in content["gemms"]} == {"dgrad", "wgrad"}  # tseng's
-    other = found(run.path, *QUICK, "--recipe", "te-hybrid-fp8-delayed")
+    other = found(f"{run.path} {QUICK} --recipe te-hybrid-fp8-delayed")
     assert {one["gemm"] for one in other["gemms"]} == {"fprop", "dgrad", "wgrad"}
     task.stop_path.unlink()
     assert execute_run(task).state == "finished"
@@ -102,7 +98,7 @@ def test_a_runs_checkpoint_and_final_weights_with_its_own_recipe_and_another(
     assert execute_run(replace(task, keep_weights=True)).state == "finished"
     # as --set name=… leaves it
     RunDir(tmp_path / "without" / "runs" / run.run_id).path.mkdir(parents=True)
-    assert found("0123", *QUICK)["weights"] == "the weights at its end"
+    assert found(f"0123 {QUICK}")["weights"] == "the weights at its end"
     kept = run.weights / "model.safetensors"
     kept.write_bytes(kept.read_bytes()[:-9])
     assert call(run.path).line.startswith(f"{run.weights}: cannot be read: ")
@@ -116,7 +112,7 @@ def test_a_hugging_face_folder_without_weights_is_drawn(found, tmp_path):
     }  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").write_text(json.dumps(content))
-    content = found("./hf", *TEXT, "--layers", "*.down_proj", "--sequences", "2")
+    content = found("./hf --data text --layers *.down_proj --sequences 2")
     assert content["tokens"] == 2 * 64  # no longer than the model's positions
     assert {one["layer"] for one in content["gemms"]} == {
         "model.layers.0.mlp.down_proj"
@@ -135,26 +131,20 @@ def test_what_no_recipe_reaches_is_named_and_one_file_of_text_is_read_from_its_b
     (tmp_path / "mixing.py").write_text(hidden)
     (tmp_path / "one.txt").write_text("abcdefgh" * 9)
     (tmp_path / "same.jsonl").write_text(json.dumps({"text": "abcdefgh" * 9}) + "\n")
-    one, same = (
-        found("mixing.py:build", "--data", name, *QUICK)
-        for name in ("one.txt", "same.jsonl")
-    )
-    assert one == same
+    one = found(f"mixing.py:build --data one.txt {QUICK}")
+    assert one == found(f"mixing.py:build --data same.jsonl {QUICK}")
     assert one["out_of_reach"] == ["mixing"]
-    shown = call("mixing.py:build", "--data", "one.txt", *QUICK).out
+    shown = call(f"mixing.py:build --data one.txt {QUICK}").out
     assert "Not diagnosed, as no recipe reaches them: mixing." in shown
 
 
 def test_a_budget_proposes_what_stays_in_bf16_and_its_study_can_be_planned(
     call, tmp_path
 ):
-    asked = ("net.py:build", *TEXT, *QUICK, "--budget")
-    shown = call(*asked, "30%", "--write", "which.yaml").out
+    asked = f"net.py:build --data text {QUICK} --budget 30% --write which.yaml"
+    shown = call(asked).out
     assert "BF16 in the last 15% of the blocks" in shown
-    planned = ablate("plan", "which.yaml", "--json", cwd=tmp_path, storage=tmp_path)
+    planned = ablate("plan which.yaml --json", cwd=tmp_path, storage=tmp_path)
     arms = [arm["name"] for arm in json.loads(planned.out)["arms"]]
     assert arms[:2] == ["bf16", "all in FP4"]
-    assert (
-        call(*asked, "30%", "--write", "which.yaml").line
-        == "--write: cannot write which.yaml: File exists"
-    )
+    assert call(asked).line == "--write: cannot write which.yaml: File exists"

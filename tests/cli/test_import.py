@@ -24,10 +24,10 @@ def test_arms_and_seeds_are_found_in_the_names_of_folders(tmp_path, place):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("tokens,val_loss\n9,4\n18,3\n")
     words = ("--study", "s", "--baseline", "bf16")
-    done = ablate("import", "csv", "logs", *words, cwd=tmp_path)
+    done = ablate("import csv logs", *words, cwd=tmp_path)
     for arm in ("bf16", "nvfp4"):
         assert f"\n{arm}: seeds 3, 5 by the names (" in done.out
-    done = ablate("import", "csv", str(file), *words, cwd=tmp_path)
+    done = ablate("import csv", str(file), *words, cwd=tmp_path)
     assert "neither a column 'arm' nor a folder names its arm" in done.line
 
 
@@ -40,10 +40,10 @@ def test_names_that_steer_a_terminal_or_a_page_are_visible_text_in_every_file(tm
     red, reversed_ = "fp8\x1b[31m", "\u202efp4"
     arms = (f"--arm={red}=fp8.csv", f"--arm={reversed_}=fp4.csv", f"--baseline={red}")
     imported = ablate(
-        "import", "csv", *arms, "--target", "val_loss=3.5", "--study", "s", cwd=folder
+        "import csv", *arms, "--target", "val_loss=3.5", "--study", "s", cwd=folder
     )
     assert "fp8\\x1b[31m: 3 runs, 15 evaluations\n\\u202efp4: 3 runs" in imported.out
-    assert ablate("report", "s", cwd=folder).code == 0
+    assert ablate("report s", cwd=folder).code == 0
     written = [
         path
         for path in (folder / "runs/s").rglob("*.*")

@@ -15,6 +15,7 @@ from ablate.cli.common import format_table
 from ablate.study.schema import json_schema
 from tests.cli.command import ablate
 
+PLAN = [sys.executable, "-m", "ablate", "plan", "quickstart"]
 STUDIES = Path(__file__).parent / "transcripts" / "plan"
 
 
@@ -26,24 +27,20 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("h200")
 def test_the_quickstart_takes_a_gpu_and_says_so(here):
-    shown = ablate("plan", "quickstart", cwd=here).out
+    shown = ablate("plan quickstart", cwd=here).out
     sharing = "8 runs at a time on each GPU, 1.0 of 141 GB each (NVIDIA H200)"
     assert (
         f"devices   {sharing}\nstep      one CUDA graph where the device proves it\n"
         in shown
     )
-    on_cpu = ablate("plan", "quickstart", "--set=base.resources.gpus=0", cwd=here).out
+    on_cpu = ablate("plan quickstart --set=base.resources.gpus=0", cwd=here).out
     assert re.search("^(devices|step) ", on_cpu, re.MULTILINE) is None
-    of_experts = ablate(
-        "plan", "quickstart", "--set=base.model.experts=4", cwd=here
-    ).out
+    of_experts = ablate("plan quickstart --set=base.model.experts=4", cwd=here).out
     assert (
         "step      eager, because the routes of experts depend on the data\n"
         in of_experts
     )
-    begun = ablate(
-        "run", "quickstart", "--set=base.resources.require_native=true", cwd=here
-    )
+    begun = ablate("run quickstart --set=base.resources.require_native=true", cwd=here)
     assert begun.code == 2
     assert begun.out.splitlines()[0].endswith(
         f"6 arms, 24 runs, {sharing}. Loading torch …"
@@ -52,12 +49,12 @@ def test_the_quickstart_takes_a_gpu_and_says_so(here):
 
 def test_without_a_gpu_the_quickstart_says_that_it_takes_the_cpu(here):
     said = "devices   the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
-    assert said in ablate("plan", "quickstart", cwd=here).out
+    assert said in ablate("plan quickstart", cwd=here).out
 
 
 def test_a_missing_compiler_is_named(here, monkeypatch):
     monkeypatch.setattr(plan_text, "cpp_compiler", lambda: None)
-    assert f"{NO_COMPILER}\n" in ablate("plan", "quickstart", cwd=here).out
+    assert f"{NO_COMPILER}\n" in ablate("plan quickstart", cwd=here).out
 
 
 COMMAND = """
@@ -82,11 +79,9 @@ def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
         "import os, sys\nprint(sys.argv[1:], os.environ.get('FLAG'))\nsys.exit('--fail' in sys.argv)"
     )
     (here / "c.yaml").write_text(COMMAND)
-    shown = ablate("plan", "c.yaml", "--dry-run", cwd=here).out
+    shown = ablate("plan c.yaml --dry-run", cwd=here).out
     line = re.search(r" b: (cd .*)", shown)[1]
-    pasted = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, check=True
-    ).stdout
+    pasted = subprocess.check_output(line, shell=True, text=True)
     assert pasted == "['0', '20', \"it's $HOME\"] a b\n"
     assert shown.count("the command ended with exit code 0") == 2
     assert "its last line: ['0', '20', \"it's $HOME\", '--one'] a b\n" in shown
@@ -95,29 +90,7 @@ def test_a_commands_line_can_be_pasted_and_a_dry_run_starts_it(here):
         ("[]", "nothing says how"),
     ):
         change = f"--set=base.trainer.dry_run_args={words}"
-        assert said in ablate("plan", "c.yaml", "--dry-run", change, cwd=here).err
-
-
-def test_arms_that_no_line_of_the_log_proves_are_named(here):
-    words = '[run, "{seed}", "{recipe_args}"]'
-    base = f"{{command: {words}, metrics: {{preset: megatron}}, recipes: megatron-te}}"
-    text = COMMAND[: COMMAND.index("  trainer:")] + f"  trainer: {base}\n"
-    text += "  training: {tokens: 1280, seq_len: 16, batch_size: 4}\narms:\n  a: {recipe: bf16}\n"
-    text += (
-        "  b: {recipe: nvidia-nvfp4}\n  c: {recipe: {gemms: [wgrad], format: nvfp4}}\n"
-    )
-    (here / "c.yaml").write_text(text)
-    shown = ablate("plan", "c.yaml", cwd=here).out
-    assert (
-        "\nproof     nothing in the log of b proves that low precision ran (trainer.expect)\n"
-        in shown
-    )
-    assert "\nflags     c: a study sets ABLATE_RECIPE\n" in shown
-    assert "--fp4-recipe" not in shown.partition("\nbatch")[0]  # the recipe says it
-    shown = ablate(
-        "plan", "c.yaml", "--set=base.trainer.expect=[NVFP4 kernel]", cwd=here
-    ).out
-    assert "that low precision ran" not in shown
+        assert said in ablate("plan c.yaml --dry-run", change, cwd=here).err
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -129,24 +102,11 @@ def test_the_help_of_every_verb_has_an_example(verb):
 @pytest.mark.parametrize(
     ("calls", "heavy"),
     [
-        (
-            [[verb, "--help"] for verb in VERBS],
-            {"pydantic", "torch", "numpy", "ray", "rich", "psutil"},
-        ),
-        ([["recipes"]], {"torch"}),
+        ([[verb, "--help"] for verb in VERBS], "pydantic torch numpy ray rich psutil"),
+        ([["recipes"]], "torch"),
         (
             [["plan", "quickstart"]],
-            {
-                "torch",
-                "numpy",
-                "ray",
-                "mlflow",
-                "pandas",
-                "scipy",
-                "matplotlib",
-                "tokenizers",
-                "rich",
-            },
+            "torch numpy ray mlflow pandas scipy matplotlib tokenizers rich",
         ),
     ],
     ids=["help", "recipes", "plan"],
@@ -156,22 +116,14 @@ def test_what_has_to_start_fast_imports_nothing_heavy(here, calls, heavy):
         "import sys\nfrom click.testing import CliRunner\nfrom ablate.cli import cli\n"
         f"for call in {calls}:\n"
         "    assert CliRunner().invoke(cli, call, catch_exceptions=False).exit_code == 0\n"
-        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)\n"
+        f"assert not {set(heavy.split())} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=here, check=True)
 
 
 def test_what_a_streams_encoding_lacks_is_replaced():
-    command = [
-        sys.executable,
-        "-m",
-        "ablate",
-        "plan",
-        "quickstart",
-        "--hardware",
-        "B200",
-    ]
     odd = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [*PLAN, "--hardware", "B200"]
     done = subprocess.run(command, env=odd, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"ranges (?: no unit" in done.stdout
@@ -187,20 +139,11 @@ def test_a_table_that_is_too_wide_wraps_its_widest_column(monkeypatch):
 
 def test_a_reader_that_has_seen_enough_is_no_error():
     """As ``ablate plan quickstart --runs | head``."""
-    command = [sys.executable, "-m", "ablate", "plan", "quickstart", "--runs"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*PLAN, "--runs"], stdout=pipe, stderr=pipe) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
-@pytest.mark.parametrize(
-    "words", [("run", "study.yaml", "--storage", "a\udcff"), ("init", "a\udcff.yaml")]
-)
-def test_a_path_that_cannot_be_named_in_a_file_is_one_line(here, words):
-    assert "is not UTF-8 (take another name)" in ablate(*words, cwd=here).line
-
-
 def test_the_schema_of_study_files_is_printed(here):
-    assert json.loads(ablate("init", "--schema", cwd=here).out) == json_schema()
+    assert json.loads(ablate("init --schema", cwd=here).out) == json_schema()

@@ -64,12 +64,10 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     assert len(arms) == len(tried) + len(went_on)
     # what was killed in the middle is run again
     assert trained(folder) <= len(arms) + 3
-    assert (
-        f"{len(arms)} of {len(arms)} done" in ablate("status", "s.yaml", cwd=folder).out
-    )
+    assert f"{len(arms)} of {len(arms)} done" in ablate("status s.yaml", cwd=folder).out
 
     confirm = json.loads(
-        ablate("plan", "runs/s/search/confirm.yaml", "--json", cwd=folder).out
+        ablate("plan runs/s/search/confirm.yaml --json", cwd=folder).out
     )
     assert {arm["name"] for arm in confirm["arms"]} == {*front, "bf16"}
     assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [
@@ -81,7 +79,7 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
     ]
 
     before, count = ledgers(folder), trained(folder)
-    again = ablate("search", "s.yaml", "--json", cwd=folder)
+    again = ablate("search s.yaml --json", cwd=folder)
     assert (again.code, json.loads(again.out)) == (0, found)
     assert (ledgers(folder), trained(folder)) == (before, count)
     assert (folder / "runs" / "mlflow.db").exists()
@@ -92,8 +90,8 @@ def test_a_second_search_of_the_name_is_refused(folder):
     with running(store, tried_plan(plan_search(load_study(folder / "s.yaml")))):
         assert (
             "is being run by another process"
-            in ablate("search", "s.yaml", cwd=folder).line
+            in ablate("search s.yaml", cwd=folder).line
         )
     shutil.rmtree(store.path)
     (store.path / "runs").mkdir(parents=True)
-    assert "holds a study of this name" in ablate("search", "s.yaml", cwd=folder).line
+    assert "holds a study of this name" in ablate("search s.yaml", cwd=folder).line

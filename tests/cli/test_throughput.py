@@ -29,33 +29,21 @@ arms:
 
 @pytest.fixture
 def call(tmp_path):
-    def call(*words):
-        (tmp_path / "s.yaml").write_text(STUDY)
-        return ablate(
-            "check",
-            "steps",
-            "s.yaml",
-            "--device",
-            "cpu",
-            "--steps",
-            *words,
-            cwd=tmp_path,
-        )
-
-    return call
+    (tmp_path / "s.yaml").write_text(STUDY)
+    steps = "check steps s.yaml --device cpu --steps"
+    return lambda words: ablate(f"{steps} {words}", cwd=tmp_path)
 
 
 def test_every_arm_is_timed_and_emulation_is_called_that(call, tmp_path):
-    done = call("2", "--repeats", "2", "--out", "speed.json", "--json")
+    done = call("2 --repeats 2 --out speed.json --json")
     content = json.loads(done.out)
     assert json.loads((tmp_path / "speed.json").read_text()) == content
     assert read_record(tmp_path / "runs/s/throughput.json") == content
     assert "Kept for the report in" in done.err
     plain, fp4 = content["arms"]
-    assert all(
-        len(arm["tokens_per_sec"]) == 4 and min(arm["tokens_per_sec"]) > 0
-        for arm in (plain, fp4)
-    )
+    for arm in (plain, fp4):
+        assert len(arm["tokens_per_sec"]) == 4
+        assert min(arm["tokens_per_sec"]) > 0
     assert (fp4["timing_valid"], fp4["why_not"]) == (False, "emulated arithmetic")
     assert content["settings"] == {"steps": 2, "warmup": 3, "repeats": 2}
     assert plain["threads"] == 1  # as a run of the arm has
@@ -65,20 +53,20 @@ def test_the_record_is_one_measurement_as_a_whole(call, tmp_path):
     path = tmp_path / "runs/s/throughput.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")  # what is damaged is replaced as well
-    shown = call("1", "--repeats", "1", "--arm", "fp4").out
+    shown = call("1 --repeats 1 --arm fp4").out
     assert "emulated arithmetic" in shown
     assert (
         "Not kept for the report, which needs the baseline timed, too: --arm 'plain'"
         in shown
     )
     assert path.read_text() == "{"
-    plain = ("1", "--repeats", "1", "--arm", "plain")
-    assert "Kept for the report in runs/s/throughput.json" in call(*plain).out
+    plain = "1 --repeats 1 --arm plain"
+    assert "Kept for the report in runs/s/throughput.json" in call(plain).out
     assert [arm["arm"] for arm in json.loads(path.read_text())["arms"]] == ["plain"]
-    assert [entry.name for entry in path.parent.iterdir()] == ["throughput.json"]
+    assert [*path.parent.iterdir()] == [path]
     path.unlink()
     path.mkdir()
-    assert "cannot write runs/s/throughput.json" in call(*plain).line
+    assert "cannot write runs/s/throughput.json" in call(plain).line
 
 
 @pytest.fixture

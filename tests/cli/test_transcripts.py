@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def stored(folder):
 
 def said(command, folder):
     words, _, keys = command.partition(" | ")
-    ended = ablate(*shlex.split(words)[2:], cwd=folder)
+    ended = ablate(words.removeprefix("$ ablate "), cwd=folder)
     shown = ended.out
     if keys:
         content = json.loads(shown)

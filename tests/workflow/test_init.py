@@ -118,7 +118,7 @@ def test_what_is_written_goes_through_the_plan_and_fits_corpus_and_budget(
 def test_on_a_gpu_runs_share_it_and_a_larger_model_and_batch_fill_the_time(
     tmp_path, arms
 ):
-    done = ablate("init", "--budget", "1h", "--arms", arms, cwd=tmp_path)
+    done = ablate("init --budget 1h --arms", arms, cwd=tmp_path)
     assert done.code == 0, done
     study = load_study(tmp_path / "study.yaml")
     plan = build_plan(study)

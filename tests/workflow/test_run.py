@@ -39,5 +39,5 @@ def test_a_cancelled_study_begins_no_more_seeds(executor, tmp_path):
     )
     (tmp_path / "tiny.yaml").write_text(text)
     executor.begins = lambda store: request_stop(store.path)
-    assert ablate("run", "tiny.yaml", cwd=tmp_path).code == 130
+    assert ablate("run tiny.yaml", cwd=tmp_path).code == 130
     assert len(executor.calls) == 1

@@ -89,7 +89,7 @@ def test_breakpoints_of_a_run_in_this_process_are_met_and_nothing_is_stored(
     (tmp_path / "same.yaml").write_text(text)
     stops = []
     monkeypatch.setattr("sys.breakpointhook", lambda: stops.append(True))
-    ended = command("run", "same.yaml", "--in-process", "--seeds", "3", cwd=tmp_path)
+    ended = command("run same.yaml --in-process --seeds 3", cwd=tmp_path)
     assert ended.code == 0, ended
     assert len(stops) > 4
     assert ended.out.count(": val_loss ") == 4

@@ -33,7 +33,7 @@ def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(
     executor, tmp_path, after
 ):
     def tune(storage):
-        return ablate("run", "tiny.yaml", cwd=tmp_path, storage=storage)
+        return ablate("run tiny.yaml", cwd=tmp_path, storage=storage)
 
     executor.loss = loss_of_a_rate
     (tmp_path / "tiny.yaml").write_text(STUDY + TUNE)
@@ -60,4 +60,4 @@ def test_tuning_that_was_stopped_goes_on_to_the_same_values_and_runs(
     again = tune("runs").out
     assert "Tuning" not in again  # found before
     assert "0 to run" in again
-    assert "tiny tune: " in ablate("status", "tiny", cwd=tmp_path).out
+    assert "tiny tune: " in ablate("status tiny", cwd=tmp_path).out
