@@ -152,7 +152,7 @@ def _remarks(runs: list[RunProgress]) -> Iterator[str]:
     """Say why runs ended early and why their steps are eager, once for the seeds that have it in common."""
     seeds: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for run in runs:
-        if run.message and run.state != "running":
+        if run.message and run.state not in ("running", "finished"):
             seeds[run.arm, run.state, run.message].append(str(run.seed))
         if run.eager:
             why = f"eager, because {run.eager}"
