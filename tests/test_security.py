@@ -41,20 +41,25 @@ arms:
 """
 
 
-def watch(process, until, open_to, sessions, shown):
+def watch(process):
     """Collect where a process and its children listen, the metrics there, and Ray's sessions' folders."""
-    while not until():
-        for one in family(process):
+    open_to, sessions, shown = set(), set(), []
+    parent = psutil.Process(process.pid)
+    while process.poll() is None:
+        family = [parent]
+        with contextlib.suppress(psutil.Error, OSError):
+            family += parent.children(recursive=True)
+        for member in family:
             # Most of them come and go: one that has ended between two questions listens to nobody.
             with contextlib.suppress(psutil.Error, OSError):
-                sessions |= set(
-                    re.findall(r"/[\w/-]+/session_[\d_-]+", " ".join(one.cmdline()))
-                )
-                for connection in one.net_connections("inet"):
+                command = " ".join(member.cmdline())
+                sessions |= set(re.findall(r"/[\w/-]+/session_[\d_-]+", command))
+                for connection in member.net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
-                        open_to.add((connection.laddr.ip, one.name()))
+                        open_to.add((connection.laddr.ip, member.name()))
                         shown.append(metrics_at(connection.laddr.port))
         time.sleep(0.3)
+    return open_to, sessions, "".join(shown)
 
 
 def metrics_at(port):
@@ -66,12 +71,6 @@ def metrics_at(port):
     return ""
 
 
-def family(process):
-    with contextlib.suppress(psutil.Error, OSError):
-        return [process, *process.children(recursive=True)]
-    return []
-
-
 @pytest.mark.exhaustive
 def test_a_run_opens_nothing_to_others(tmp_path):
     (tmp_path / "small.yaml").write_text(STUDY)
@@ -79,33 +78,19 @@ def test_a_run_opens_nothing_to_others(tmp_path):
         "MLFLOW_TRACKING_URI": f"http://ann:s3cret@127.0.0.1:{free_port()}"
     }
     process = start_ablate("run", "small.yaml", cwd=tmp_path, env=environment, umask=0)
-    open_to, sessions, shown = set(), set(), []
-    watch(
-        psutil.Process(process.pid),
-        lambda: process.poll() is not None,
-        open_to,
-        sessions,
-        shown,
-    )
+    open_to, sessions, shown = watch(process)
     output = process.stdout.read()
     assert process.returncode == 0, output
     assert "not up to date" in output  # MLflow was not there; the rest was done
 
     assert len(open_to) > 3, "Ray's own servers were not seen"
-    strange = {
-        each
-        for each in open_to
-        if not each[0].removeprefix("::ffff:").startswith(("127.", "::1"))
-    }
-    assert strange == set()
+    for address, name in open_to:
+        loopback = address.removeprefix("::ffff:").startswith(("127.", "::1"))
+        assert loopback, name
 
     ids = [path.name for path in (tmp_path / "runs" / "small" / "runs").iterdir()]
     assert len(ids) == 2
-    assert [
-        word
-        for word in (*ids, "small", "ablate run")
-        if any(word in text for text in shown)
-    ] == []
+    assert [word for word in (*ids, "small", "ablate run") if word in shown] == []
 
     [session] = sessions
     assert not Path(session).exists()

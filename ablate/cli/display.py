@@ -36,13 +36,12 @@ def summary(runs: list[RunProgress]) -> str:
     """Return the states in one line: ``8 of 12 done · 2 running · 2 pending``."""
     counts = count_states(runs)
     num_done = counts.get("finished", 0) + counts.get("diverged", 0)
-    parts = [f"{num_done} of {len(runs)} done"]
-    parts += [
+    others = [
         f"{counts[state]} {state}"
         for state in STATES
         if state != "finished" and counts.get(state)
     ]
-    return " · ".join(parts)
+    return " · ".join([f"{num_done} of {len(runs)} done", *others])
 
 
 def end_text(
@@ -99,7 +98,8 @@ class ConsoleListener(Listener):
         from rich.console import Console
         from rich.markup import escape
 
-        plan, started = store.plan(), time.monotonic()
+        plan = store.plan()
+        started = time.monotonic()
         states: dict[str, State] = {}
         looked = told_sec = -math.inf
         console = Console(stderr=self.err)
@@ -118,19 +118,17 @@ class ConsoleListener(Listener):
             ]
             for run in changed:
                 states[run.run_id] = run.state
-                if run.val_loss is None:
-                    detail = ""
-                else:
-                    detail = f", val loss {run.val_loss:.4f} {plan.unit}"
-                detail += f" at {count_text(run.tokens)} tokens" if run.tokens else ""
-                detail += f": {run.message}" if run.message else ""
-                self.say(
-                    safe_text(f"{clock} {run.arm} seed {run.seed}: {run.state}{detail}")
-                )
+                text = f"{clock} {run.arm} seed {run.seed}: {run.state}"
+                if run.val_loss is not None:
+                    text += f", val loss {run.val_loss:.4f} {plan.unit}"
+                if run.tokens:
+                    text += f" at {count_text(run.tokens)} tokens"
+                if run.message:
+                    text += f": {run.message}"
+                self.say(safe_text(text))
             status.update(escape(line))
-            if not console.is_terminal and (
-                changed or looked - told_sec >= _LINE_EVERY_SEC
-            ):
+            is_due = changed or looked - told_sec >= _LINE_EVERY_SEC
+            if is_due and not console.is_terminal:
                 told_sec = looked
                 self.say(line)
 

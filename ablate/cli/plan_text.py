@@ -39,7 +39,7 @@ from ablate.store import StudyStore
 from ablate.store.plan_file import plan_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from ablate.plan import Plan, PlanCosts, PlannedArm, StudyProgress
     from ablate.study import Study
@@ -100,11 +100,14 @@ def show_plan(
         dry_runs = {arm.name: _dry_run(arm) for arm in plan.arms}
         if not plan.missing:
             progress = _with_timed_steps(plan, progress)
+    devices = sharing_text(study, plan.arms, this_machine)
+    if is_auto(study) and not any(arm.resources.num_gpus for arm in plan.arms):
+        devices = "the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
     shown = _Shown(
         plan=plan,
         progress=progress,
         costs=estimate(plan, progress, cores=os.cpu_count() or 1),
-        devices=_devices_text(study, plan),
+        devices=devices,
         dry_runs=dry_runs,
         needs=needs,
     )
@@ -149,12 +152,6 @@ def _with_timed_steps(plan: Plan, progress: StudyProgress) -> StudyProgress:
     except UserError as error:  # the arms may be meant for another machine
         click.echo(f"not timed here: {error}", err=True)
     return progress
-
-
-def _devices_text(study: Study, plan: Plan) -> str | None:
-    if is_auto(study) and not any(arm.resources.num_gpus for arm in plan.arms):
-        return "the CPU: resources.gpus is auto, and this machine has no GPU that torch can use"
-    return sharing_text(study, plan.arms, this_machine)
 
 
 def _content(shown: _Shown) -> dict[str, Any]:
@@ -309,12 +306,11 @@ def _figures(shown: _Shown) -> dict[str, list[str]]:
     figures: dict[str, list[str]] = {name: [] for name in _FIGURES}
     figures["tuning"] = _tuning_texts(plan)
     unproven = []
-    commands = 0
     emulates = False
+    by_arm = {arm.name: _arm_texts(plan, arm) for arm in plan.arms}
     for arm in plan.arms:
         command = arm.config.trainer
         if isinstance(command, Command):
-            commands += 1
             figures["command"].append(
                 f"{arm.name}: {_command_text(plan, arm, command)}"
             )
@@ -327,9 +323,11 @@ def _figures(shown: _Shown) -> dict[str, list[str]]:
                 f"{arm.name} from {arm.fork.arm} after {arm.fork.tokens:,} tokens; token costs count from there"
             )
         emulates |= not arm.resources.num_gpus and arm.recipe != "bf16"
-    for name, text_of in _ARM_FIGURES.items():
-        if commands < len(plan.arms) or name in ("batch", "budget"):
-            figures[name] = _texts_by_arm(plan, text_of)
+    are_commands = len(figures["command"]) == len(plan.arms)
+    for name in by_arm[plan.baseline]:
+        if not are_commands or name in ("batch", "budget", "step"):
+            texts = {arm: by_name[name] for arm, by_name in by_arm.items()}
+            figures[name] = _by_arms(texts)
     figures["its files"] = list(dict.fromkeys(figures["its files"]))
     if unproven:
         figures["proof"] = [
@@ -339,8 +337,6 @@ def _figures(shown: _Shown) -> dict[str, list[str]]:
     figures["runs"] = _runs_texts(shown)
     if shown.devices:
         figures["devices"] = [shown.devices]
-    if any(arm.resources.num_gpus for arm in plan.arms):
-        figures["step"] = _step_texts(plan)
     figures["time"] = [_time_text(shown)]
     if emulates and cpp_compiler() is None:
         figures["time"].append(NO_COMPILER)
@@ -393,26 +389,6 @@ def _time_text(shown: _Shown) -> str:
         about = "at least"
         ground += "; --dry-run times the arms that have not run, emulated ones longer"
     return f"{about} {duration_text(costs.wall_seconds)}{device} ({ground})"
-
-
-def _step_texts(plan: Plan) -> list[str]:
-    """Say how a step on a GPU is launched, and why."""
-    from ablate.train.graphed import why_eager
-
-    def text_of(arm: PlannedArm) -> str:
-        if arm.config.trainer is not None:
-            return "the trainer's own"
-        reason = why_eager(
-            arm.config,
-            "cuda" if arm.resources.num_gpus else "cpu",
-            devices=arm.resources.devices_per_run,
-            observed=plan.diagnostics is not None,
-        )
-        if reason is None:
-            return "one CUDA graph where the device proves it"
-        return f"eager, because {reason}"
-
-    return _texts_by_arm(plan, text_of)
 
 
 def _tuning_texts(plan: Plan) -> list[str]:
@@ -487,48 +463,44 @@ def _command_text(plan: Plan, arm: PlannedArm, command: Command) -> str:
     return shell_line(command, arm.config.recipe, values)
 
 
-def _batch_text(arm: PlannedArm) -> str:
+def _arm_texts(plan: Plan, arm: PlannedArm) -> dict[str, str]:
+    """Write the figures of one arm, by name."""
     batches = arm.batches
     training = arm.config.training
-    text = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
+    num_devices = arm.resources.devices_per_run
+    batch = f"{training.batch_size} sequences × {training.seq_len} tokens = {batches.tokens_per_step:,} a step"
     if batches.micro_batches > 1:
         micro_batch_size = training.batch_size // batches.micro_batches
-        text += f", in {batches.micro_batches} micro-batches of {micro_batch_size}"
-    if arm.resources.devices_per_run > 1:
-        text += f", on {arm.resources.devices_per_run} devices"
-    return text
+        batch += f", in {batches.micro_batches} micro-batches of {micro_batch_size}"
+    if num_devices > 1:
+        batch += f", on {num_devices} devices"
+    texts = {
+        "batch": batch,
+        "budget": f"{batches.tokens:,} tokens a run in {batches.steps:,} steps",
+    }
+    builder = arm.config.trainer
+    if isinstance(builder, Command):
+        builder = "the command"
+    else:
+        texts["budget"] += f", {batches.evals:,} evaluations"
+    texts["schedule"] = schedule_text(training)
+    texts["model"] = f"not known: {builder} builds it, and the study has no model"
+    texts["work"] = texts["layers"] = "not known"
+    if arm.size is not None:
+        texts["work"] = f"{arm.size.flops_per_token * batches.tokens:.3g} FLOPs a run"
+        parameters = count_text(arm.size.parameters, " ")
+        texts["model"] = f"{arm.config.model.summary}: {parameters} parameters"
+        texts["layers"] = _layers_text(arm)
+    if any(arm.resources.num_gpus for arm in plan.arms):
+        texts["step"] = _step_text(plan, arm)
+    return texts
 
 
-def _budget_text(arm: PlannedArm) -> str:
-    text = f"{arm.batches.tokens:,} tokens a run in {arm.batches.steps:,} steps"
-    if isinstance(arm.config.trainer, Command):
-        return text
-    return f"{text}, {arm.batches.evals:,} evaluations"
-
-
-def _work_text(arm: PlannedArm) -> str:
-    if arm.size is None:
-        return "not known"
-    return f"{arm.size.flops_per_token * arm.batches.tokens:.3g} FLOPs a run"
-
-
-def _model_text(arm: PlannedArm) -> str:
-    model = arm.config.model
-    if arm.size is None:
-        builder = arm.config.trainer
-        if isinstance(builder, Command):
-            builder = "the command"
-        return f"not known: {builder} builds it, and the study has no model"
-    return f"{model.summary}: {count_text(arm.size.parameters, ' ')} parameters"
-
-
-def _carried_text(arm: PlannedArm) -> str:
-    if arm.size is None:
-        return "not known"
-    num_carrying = sum(
-        group.count for group in _layer_groups(arm) if group.recipe != "bf16"
-    )
-    text = f"{num_carrying} of {len(arm.layers)} linear layers in low precision"
+def _layers_text(arm: PlannedArm) -> str:
+    """Say how many layers are in low precision, and what the recipe does not reach."""
+    groups = [group for group in _layer_groups(arm) if group.recipe != "bf16"]
+    num_low = sum(group.count for group in groups)
+    text = f"{num_low} of {len(arm.layers)} linear layers in low precision"
     if arm.coverage is not None and arm.coverage.out_of_reach:
         text += f"; matrices out of reach: {len(arm.coverage.out_of_reach)}"
     if idle := idle_roles(arm.config.recipe, layer_places(arm.layers)):
@@ -536,21 +508,28 @@ def _carried_text(arm: PlannedArm) -> str:
     return text
 
 
-_ARM_FIGURES: dict[str, Callable[[PlannedArm], str]] = {
-    "batch": _batch_text,
-    "budget": _budget_text,
-    "work": _work_text,
-    "schedule": lambda arm: schedule_text(arm.config.training),
-    "model": _model_text,
-    "layers": _carried_text,
-}
+def _step_text(plan: Plan, arm: PlannedArm) -> str:
+    """Say how a step on a GPU is launched, and why."""
+    from ablate.train.graphed import why_eager
+
+    if arm.config.trainer is not None:
+        return "the trainer's own"
+    reason = why_eager(
+        arm.config,
+        "cuda" if arm.resources.num_gpus else "cpu",
+        devices=arm.resources.devices_per_run,
+        observed=plan.diagnostics is not None,
+    )
+    if reason is None:
+        return "one CUDA graph where the device proves it"
+    return f"eager, because {reason}"
 
 
-def _texts_by_arm(plan: Plan, text_of: Callable[[PlannedArm], str]) -> list[str]:
+def _by_arms(texts: dict[str, str]) -> list[str]:
     """Write one line if the texts of all arms agree, else one line for each group of arms."""
     names: dict[str, list[str]] = defaultdict(list)
-    for arm in plan.arms:
-        names[text_of(arm)].append(arm.name)
+    for name, text in texts.items():
+        names[text].append(name)
     if len(names) == 1:
         return list(names)
     lines = [f"{text} ({names_text(alike)})" for text, alike in names.items()]

@@ -99,6 +99,8 @@ def init(
       ablate init mine.yaml --command "python train.py --seed {seed}" --log train.log
       ablate init --schema > study.schema.json
     """  # noqa: D301  \b is click's mark for a paragraph that keeps its line breaks
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    plan = command_line("plan", str(file), storage=storage)
     if schema:
         from ablate.study.schema import json_schema
 
@@ -117,17 +119,13 @@ def init(
 
         def ask(error: UserError) -> str:
             click.echo(error)
-            return str(
-                click.prompt("A regular expression with the groups step and val_loss")
-            )
+            prompt = "A regular expression with the groups step and val_loss"
+            return str(click.prompt(prompt))
 
-        answers_to = ask if sys.stdin.isatty() and sys.stdout.isatty() else None
-        click.echo(
-            write_command_study(
-                file, command, log=log, patterns=patterns, ask=answers_to
-            )
+        written = write_command_study(
+            file, command, log=log, patterns=patterns, ask=ask if is_terminal else None
         )
-        click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
+        click.echo(f"{written}\n\nNext:  {plan}")
         return
     from ablate.cli.display import ConsoleListener
     from ablate.run.architecture import PRESETS
@@ -142,17 +140,14 @@ def init(
         "budget": "Wall time of the whole study (30m, 2h, 1d)",
     }
     answers = {name: word for name, word in given.items() if word is not None}
-    for name, question in (
-        questions.items() if sys.stdin.isatty() and sys.stdout.isatty() else ()
-    ):
-        default = getattr(Answers, name) or ""
-        if name not in answers and (
-            word := click.prompt(question, default=default, show_default=bool(default))
-        ):
-            answers[name] = word
-    click.echo(write_study(file, storage, Answers(**answers), ConsoleListener()))
-    click.echo(f"\nNext:  {command_line('plan', str(file), storage=storage)}")
-    click.echo(f"       {command_line('pilot', str(file), storage=storage)}")
+    for name, question in questions.items():
+        if is_terminal and name not in answers:
+            default = getattr(Answers, name) or ""
+            word = click.prompt(question, default=default, show_default=bool(default))
+            answers[name] = word or None
+    written = write_study(file, storage, Answers(**answers), ConsoleListener())
+    pilot = command_line("pilot", str(file), storage=storage)
+    click.echo(f"{written}\n\nNext:  {plan}\n       {pilot}")
 
 
 @click.command("plan")
@@ -254,10 +249,9 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
         if take is advice.own:
             yield "target   the study's own will do"
         else:
+            reason = ""
             if advice.has_target:
                 reason = "the study's own is not reached by both runs, or too late; "
-            else:
-                reason = ""
             yield f"target   {reason}{'written' if written else 'write'} into the file:"
             yield f"\n         target: {{val_loss: {take.val_loss:g}}}\n"
         yield f"         seeds {seeds} reach {take.val_loss:g} {advice.loss_unit} after {tokens} tokens;"
@@ -265,10 +259,7 @@ def advice_text(advice: Advice, *, written: bool) -> Iterator[str]:
     else:
         yield f"target   none to be had: {advice.why_not}"
     if spread := advice.spread:
-        if spread.is_own:
-            whose = "these two"
-        else:
-            whose = "FP4 arms of docs/findings"
+        whose = "these two" if spread.is_own else "FP4 arms of docs/findings"
         yield (
             f"spread   of log tokens to target: {spread.runs:.1%}, known badly from two runs; below, pairs "
             f"of runs spread by {spread.pairs:.1%}, as {whose} do\n"

@@ -62,6 +62,7 @@ _BY_PATTERN = """
     expect: ["ablate: the model follows recipe"]"""
 
 
+_SUFFIXES = {"csv": ".csv", "json": ".json"}
 _STEP = re.compile(r"(?i)\b((?:step|iter(?:ation)?|update)s?\W{0,4})(\d[\d,]*)\b")
 _STEP_GROUP = r"(?P<step>\d[\d,]*)"
 _LOSS = re.compile(
@@ -130,11 +131,8 @@ def write_command_study(
 
 def _study_text(path: Path, command: str, log: _Log) -> str:
     words = shlex.split(command)
-    is_adapted = False
-    for word in words:
-        script = path.parent / word
-        if script.is_file() and b"ablate.integrations" in script.read_bytes():
-            is_adapted = True
+    scripts = [path.parent / word for word in words if (path.parent / word).is_file()]
+    is_adapted = any(b"ablate.integrations" in file.read_bytes() for file in scripts)
     if "{args}" not in words and not is_adapted:
         words.append("{args}")
     batch = re.search(r'(?:global batch size|"train_batch_size"):\s*(\d+)', log.text)
@@ -147,7 +145,7 @@ def _study_text(path: Path, command: str, log: _Log) -> str:
         steps = int(last["samples"] / batch_size)
     else:
         steps = int(last.get("tokens", 0) / (seq_len * batch_size))
-    (unit,) = [key for key in ("tokens", "samples", "step") if key in last][:1]
+    unit = next(key for key in ("tokens", "samples", "step") if key in last)
     target = np.interp(
         SHARES[0] * last[unit],
         [row[unit] for row in log.evals],
@@ -211,16 +209,14 @@ def _read(log: Path, patterns: Sequence[str]) -> _Log:
 
 def _known_sources(log: Path) -> Iterator[LogSource]:
     """Yield each known format in which this file may be."""
-    is_json = log.suffix == ".json"
+    suffix = log.suffix if log.suffix in _SUFFIXES.values() else None
     for name, form in FORMATS.items():
-        if form.form == "events" or (form.form == "csv") != (log.suffix == ".csv"):
+        if form.form == "events" or _SUFFIXES.get(form.form) != suffix:
             continue
-        if (form.form == "json") == is_json:
-            if form.form.endswith("lines"):
-                file = None
-            else:
-                file = f"{{run_dir}}/**/{form.files[0]}"
-            yield LogSource(preset=name, file=file)
+        file = None
+        if not form.form.endswith("lines"):
+            file = f"{{run_dir}}/**/{form.files[0]}"
+        yield LogSource(preset=name, file=file)
 
 
 def _with_evaluations(log: Path, source: LogSource, texts: Sequence[str]) -> _Log:

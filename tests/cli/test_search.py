@@ -70,13 +70,8 @@ def test_a_search_killed_and_gone_on_with_to_the_study_that_confirms_it(folder):
         ablate("plan runs/s/search/confirm.yaml --json", cwd=folder).out
     )
     assert {arm["name"] for arm in confirm["arms"]} == {*front, "bf16"}
-    assert [run["seed"] for run in confirm["arms"][0]["runs"]] == [
-        1001,
-        1002,
-        1003,
-        1004,
-        1005,
-    ]
+    seeds = [run["seed"] for run in confirm["arms"][0]["runs"]]
+    assert seeds == [*range(1001, 1006)]
 
     before, count = ledgers(folder), trained(folder)
     again = ablate("search s.yaml --json", cwd=folder)
