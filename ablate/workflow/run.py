@@ -170,29 +170,28 @@ def choose_runs(
     Raises:
         UserError: the study lacks an arm or a seed; the message names the command line's option.
     """
-    names = {arm.name for arm in plan.arms}
-    known_seeds = {run.seed for _, run in plan.runs()}
+    runs = {arm.name: arm.runs for arm in plan.arms}
     # an arm whose best values are the study's own is its own tuned arm
     if plan.tuning is not None:
-        stands_for = {
-            tuned_name(name): name for name in names if tuned_name(name) not in names
-        }
-        only = [stands_for.get(name, name) for name in only]
+        for name in list(runs):
+            runs.setdefault(tuned_name(name), runs[name])
     for name in only:
-        if name not in names:
-            hint = likely(name, names, f"arms: {', '.join(sorted(names))}")
+        if name not in runs:
+            hint = likely(name, runs, f"arms: {', '.join(sorted(runs))}")
             raise UserError(f"--only: no arm '{name}' in study '{plan.study}' ({hint})")
+    known_seeds = sorted({run.seed for _, run in plan.runs()})
     for seed in seeds or ():
         if seed not in known_seeds:
-            listed = ", ".join(map(str, sorted(known_seeds)))
+            listed = ", ".join(map(str, known_seeds))
             raise UserError(
                 f"--seeds: {seed} is not a seed of study '{plan.study}' (seeds: {listed})"
             )
-    return {
-        run.id
-        for arm, run in plan.runs()
-        if (not only or arm.name in only) and (seeds is None or run.seed in seeds)
-    }
+    chosen = set()
+    for name in only or runs:
+        for run in runs[name]:
+            if seeds is None or run.seed in seeds:
+                chosen.add(run.id)
+    return chosen
 
 
 def _plan(study: Study, store: StudyStore, where: Where, listener: Listener) -> Plan:
