@@ -197,13 +197,10 @@ def _self_tests(
     "--minutes",
     type=float,
     default=MINUTES,
-    show_default=True,
     help="Start no further check after this many minutes.",
 )
 @json_option
-@click.option(
-    "--out", type=PATH, default=OUT, show_default=True, help="Folder of the record."
-)
+@click.option("--out", type=PATH, default=OUT, help="Folder of the record.")
 def device(device: str | None, *, minutes: float, as_json: bool, out: Path) -> int:
     """Test DEVICE (cpu or cuda; default: the first GPU, else the CPU) bit by bit, and time it.
 

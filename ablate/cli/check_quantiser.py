@@ -9,7 +9,15 @@ import click
 
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, likely
-from ablate.cli.common import deliver, device_option, json_option, out_option, table_of
+from ablate.cli.common import (
+    deliver,
+    device_option,
+    json_option,
+    out_option,
+    seed_option,
+    study_argument,
+    table_of,
+)
 from ablate.run import backend_names
 
 if TYPE_CHECKING:
@@ -35,20 +43,11 @@ _draws_option = click.option(
     "--draws",
     type=click.IntRange(min=8),
     default=64,
-    show_default=True,
     help="Number of tensors of each kind of data.",
-)
-_seed_option = click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of data and draws.",
 )
 _backend_option = click.option(
     "--backend",
     default="auto",
-    show_default=True,
     type=click.Choice(backend_names()),
     help="Back end that quantises.",
 )
@@ -63,7 +62,7 @@ _backend_option = click.option(
 )
 @click.argument("text", metavar="RECIPE")
 @_draws_option
-@_seed_option
+@seed_option
 @device_option
 @_backend_option
 @json_option
@@ -90,10 +89,10 @@ def recipe(text: str, *, device: str | None, backend: str, **options: Any) -> in
     short_help="Check the quantisers of a study's arm.",
     epilog='Example:  ablate check arm my-study.yaml "all three"',
 )
-@click.argument("study")
+@study_argument
 @click.argument("name", metavar="ARM")
 @_draws_option
-@_seed_option
+@seed_option
 @device_option
 @_backend_option
 @json_option
@@ -129,7 +128,7 @@ def arm(
     help="What the function claims to be.",
 )
 @_draws_option
-@_seed_option
+@seed_option
 @json_option
 @out_option
 def function(place: str, *, claimed: str, **options: Any) -> int:

@@ -10,12 +10,13 @@ import click
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, as_user_error, likely
 from ablate.cli.common import (
-    AT_LEAST_1,
+    count_option,
     deliver,
     device_option,
     json_option,
     out_option,
     storage_option,
+    study_argument,
     table_of,
 )
 
@@ -39,19 +40,15 @@ _COLUMNS = {
     "  ablate check steps quickstart\n"
     "  ablate check steps my-study.yaml --steps 50 --arm bf16 --arm fp4",
 )
-@click.argument("study")
-@click.option(
+@study_argument
+@count_option(
     "--steps",
-    type=AT_LEAST_1,
     default=10,
-    show_default=True,
     help="Number of steps in each measurement.",
 )
-@click.option(
+@count_option(
     "--repeats",
-    type=AT_LEAST_1,
     default=3,
-    show_default=True,
     help="Number of measurements of each arm in each of the two turns.",
 )
 @click.option(

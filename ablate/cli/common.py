@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ablate.store import RunDir, StudyStore
     from ablate.store.plan_file import Target
 
-AT_LEAST_1 = click.IntRange(min=1)
 _GAP = "  "
 _NARROWEST = 8
 
@@ -69,7 +68,15 @@ PATH = Utf8Path(path_type=Path)
 FILE = Utf8Path(dir_okay=False, path_type=Path)
 FOLDER = Utf8Path(file_okay=False, path_type=Path)
 
+study_argument = click.argument("study")
 flag = partial(click.option, is_flag=True)
+count_option = partial(click.option, type=click.IntRange(min=1))
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seed of weights, data and draws.",
+)
 json_option = flag("--json", "as_json", help="Print one JSON object for scripts.")
 out_option = click.option("--out", type=FILE, help="Write that object to a file.")
 device_option = click.option(

@@ -14,14 +14,15 @@ import click
 from ablate.backends.device import chosen_device
 from ablate.base.errors import UserError, as_user_error
 from ablate.cli.common import (
-    AT_LEAST_1,
     FILE,
+    count_option,
     deliver,
     device_option,
     find_run,
     json_option,
     names_text,
     out_option,
+    seed_option,
     storage_option,
     table_of,
 )
@@ -93,7 +94,6 @@ def _share(text: str) -> float:
     "--draws",
     type=click.IntRange(2, 64),
     default=4,
-    show_default=True,
     help="Number of draws of the recipe's randomness.",
 )
 @click.option(
@@ -101,11 +101,9 @@ def _share(text: str) -> float:
     type=click.IntRange(min=32),
     help="Tokens of a sequence. Default: as in the run, else up to 512.",
 )
-@click.option(
+@count_option(
     "--sequences",
-    type=AT_LEAST_1,
     default=4,
-    show_default=True,
     help="Number of sequences in the batch.",
 )
 @click.option(
@@ -121,13 +119,7 @@ def _share(text: str) -> float:
     metavar="FILE",
     help="Write a study that confirms --budget.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of weights and draws.",
-)
+@seed_option
 @storage_option
 @device_option
 @json_option

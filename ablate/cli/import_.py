@@ -15,8 +15,8 @@ import click
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError, as_user_error, safe_text
 from ablate.cli.common import (
-    AT_LEAST_1,
     PATH,
+    count_option,
     echo_lines,
     flag,
     refuse_other_options,
@@ -143,7 +143,6 @@ def _step_size(text: str) -> tuple[str, Stages]:
     "--crossing",
     type=click.Choice(["confirmed", "first_eval"]),
     default="confirmed",
-    show_default=True,
     help="Which crossing of the target counts.",
 )
 @flag(
@@ -184,6 +183,7 @@ def _step_size(text: str) -> tuple[str, Stages]:
     "--columns",
     metavar="OURS=THEIRS,…",
     default="",
+    show_default=False,
     type=_columns,
     help="csv, jsonl, tensorboard: names of columns, ours=theirs: tokens=step,val_loss=eval/loss,run=name,"
     "seed=seed,seconds=time (or ms=…).",
@@ -197,9 +197,8 @@ def _step_size(text: str) -> tuple[str, Stages]:
     "training began. Several patterns may share the groups. Write a loss as \\S+, so that nan is read as a "
     "divergence.",
 )
-@click.option(
+@count_option(
     "--tokens-per-sample",
-    type=AT_LEAST_1,
     help="Tokens of a sample, where a log counts samples. Default of mllog: what the log or the benchmark "
     "says.",
 )

@@ -17,13 +17,14 @@ import click
 from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, as_user_error, safe_text
 from ablate.cli.common import (
-    AT_LEAST_1,
+    count_option,
     deliver,
     find_run,
     find_study,
     flag,
     json_option,
     storage_option,
+    study_argument,
     table_of,
     tracking_option,
 )
@@ -76,7 +77,7 @@ def _trials_of(store: StudyStore) -> StudyStore | None:
     "status",
     epilog="Examples:  ablate status quickstart   ·   ablate status quickstart --runs",
 )
-@click.argument("study")
+@study_argument
 @storage_option
 @json_option
 @flag(
@@ -166,9 +167,7 @@ def _remarks(runs: list[RunProgress]) -> Iterator[str]:
 )
 @click.argument("run")
 @click.option("--study", help="Look only in this study.")
-@click.option(
-    "--attempt", type=AT_LEAST_1, help="Show this attempt (default: the latest)."
-)
+@count_option("--attempt", help="Show this attempt (default: the latest).")
 @flag(
     "-f",
     "--follow",
@@ -243,7 +242,7 @@ def _show_new(log: Path, place: int) -> int:
 
 
 @click.command("cancel", epilog="Example:  ablate cancel my-study")
-@click.argument("study")
+@study_argument
 @storage_option
 def cancel(study: str, storage: Path) -> None:
     """Stop STUDY wherever it is being run from this storage, as Ctrl-C would.
@@ -270,7 +269,7 @@ def cancel(study: str, storage: Path) -> None:
     "clean",
     epilog="Examples:  ablate clean my-study --dry-run   ·   ablate clean my-study --whole",
 )
-@click.argument("study")
+@study_argument
 @flag("--whole", help="Remove the study with all its results.")
 @flag("--weights", help="Also remove the weights that the runs have kept.")
 @flag("--dry-run", help="Only show what would be removed.")

@@ -12,9 +12,9 @@ import click
 from ablate.base.command_hints import command_line
 from ablate.base.errors import UserError
 from ablate.cli.common import (
-    AT_LEAST_1,
     PATH,
     address_option,
+    count_option,
     deliver,
     ended_by_ctrl_c,
     flag,
@@ -22,6 +22,7 @@ from ablate.cli.common import (
     refuse_other_options,
     set_option,
     storage_option,
+    study_argument,
     table_of,
     tracking_option,
 )
@@ -53,7 +54,7 @@ _NEEDED = {
 @click.option(
     "--tokenizer", metavar="WORD", help="Tokenizer: bytes, bpe:VOCABULARY or hf:FOLDER."
 )
-@click.option("--seeds", type=AT_LEAST_1, help="Runs of each arm (default: 3).")
+@count_option("--seeds", help="Runs of each arm (default: 3).")
 @click.option(
     "--budget",
     metavar="TIME",
@@ -151,7 +152,7 @@ def init(
 
 
 @click.command("plan")
-@click.argument("study")
+@study_argument
 @json_option
 @flag(
     "--dry-run",
@@ -192,7 +193,7 @@ def plan(study: str, settings: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command("pilot")
-@click.argument("study")
+@study_argument
 @flag(
     "--write",
     help="Put the target into the file, in place of 'target: null'.",

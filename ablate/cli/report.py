@@ -23,14 +23,15 @@ from ablate.base.command_hints import command_line, set_words
 from ablate.base.errors import UserError, as_user_error
 from ablate.base.files import open_private
 from ablate.cli.common import (
-    AT_LEAST_1,
     FOLDER,
+    count_option,
     deliver,
     echo_lines,
     find_study,
     flag,
     json_option,
     storage_option,
+    study_argument,
     table_text,
     target_of,
     tracking_option,
@@ -60,7 +61,7 @@ def _target(text: str) -> float | Target:
     epilog="Examples:  ablate report quickstart   ·   ablate report my-study --watch   ·   "
     "ablate report my-study --baseline fp8 --out against-fp8"
 )
-@click.argument("study")
+@study_argument
 @storage_option
 @click.option(
     "--out",
@@ -82,11 +83,9 @@ def _target(text: str) -> float | Target:
     "--watch",
     help="Update the report while the study runs, until Ctrl-C.",
 )
-@click.option(
+@count_option(
     "--every",
-    type=AT_LEAST_1,
     default=30,
-    show_default=True,
     metavar="SECONDS",
     help="Seconds between two updates of --watch.",
 )
@@ -177,9 +176,8 @@ def report(
     metavar="ARM",
     help="State costs against this arm instead of each study's baseline.",
 )
-@click.option(
+@count_option(
     "--after",
-    type=AT_LEAST_1,
     metavar="TOKENS",
     help="Take as target what each study's baseline reaches after this many tokens.",
 )
@@ -262,7 +260,7 @@ def _comparison_lines(comparison: Comparison) -> Iterator[str]:
     epilog="\b\nExamples:\n  ablate dashboard quickstart --port 5001\n"
     "  ablate dashboard my-study --sync --tracking-uri http://mlflow:5000",
 )
-@click.argument("study")
+@study_argument
 @storage_option
 @tracking_option
 @flag(

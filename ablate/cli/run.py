@@ -16,10 +16,10 @@ import click
 from ablate.base.command_hints import command_line, redact
 from ablate.base.errors import UserError, safe_text
 from ablate.cli.common import (
-    AT_LEAST_1,
     FOLDER,
     PATH,
     address_option,
+    count_option,
     deliver,
     echo_lines,
     ended_by_ctrl_c,
@@ -28,6 +28,7 @@ from ablate.cli.common import (
     refuse_other_options,
     set_option,
     storage_option,
+    study_argument,
     table_of,
     table_text,
     tracking_option,
@@ -56,7 +57,7 @@ def _seeds(text: str) -> list[int]:
 
 
 @click.command("run")
-@click.argument("study")
+@study_argument
 @click.option(
     "--only", multiple=True, metavar="ARM", help="Run only this arm (may be repeated)."
 )
@@ -150,7 +151,7 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
 
 
 @click.command("try")
-@click.argument("study")
+@study_argument
 @click.option(
     "--change",
     "folder",
@@ -161,7 +162,6 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
 @click.option(
     "--args",
     type=shlex.split,
-    default="",
     metavar="WORDS",
     help="Words in place of {args} in the command.",
 )
@@ -171,9 +171,7 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
     metavar="COST",
     help="A token cost that would still be kept, such as 3%. Default: 0.",
 )
-@click.option(
-    "--seeds", type=AT_LEAST_1, help="Seeds at most. Default: as many as the study's."
-)
+@count_option("--seeds", help="Seeds at most. Default: as many as the study's.")
 @flag(
     "--loop",
     "in_loop",
@@ -184,7 +182,7 @@ def conclude(say: Callable[[str], None], end: StudyEnd, again: str) -> int:
 @tracking_option
 @storage_option
 def try_command(
-    study: str, *, folder: Path | None, args: list[str], settings: tuple[str, ...], margin: str | None,
+    study: str, *, folder: Path | None, args: list[str] | None, settings: tuple[str, ...], margin: str | None,
     seeds: int | None, in_loop: bool, as_json: bool, **where: Any,
 ) -> int:  # fmt: skip
     """Tell whether a change of STUDY's baseline is better, or whether that is noise.
@@ -238,7 +236,7 @@ def try_command(
     "submit",
     epilog="Example:  ablate submit my-study.yaml --address http://head:8265 --storage /shared/ablate",
 )
-@click.argument("study")
+@study_argument
 @click.option(
     "--address",
     required=True,
