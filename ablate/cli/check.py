@@ -85,6 +85,8 @@ def backends(
     would do there with the packages installed here, and the kernels are compiled for it and read back.
     """
     from ablate.backends.select import Selection
+    from ablate.backends.testing.suite import both
+    from ablate.recipes import OperandPolicy
 
     if architecture is None:
         torch_device, device = chosen_device(None)
@@ -93,7 +95,10 @@ def backends(
     say: Callable[[str], None] = (lambda _: None) if as_json else click.echo
     elsewhere = ", not here: as its support is known" if architecture else ""
     say(f"{device.name} ({device.arch}){elsewhere}\n")
-    gemms = _gemms()
+    gemms: dict[str, Any] = {
+        name: both(OperandPolicy(format=name))  # type: ignore[arg-type]
+        for name in _FORMATS
+    }
     auto = {
         fmt: Selection("auto").choose(gemm, device)[0].name
         for fmt, gemm in gemms.items()
@@ -131,14 +136,6 @@ def backends(
     content = {"device": about, "backends": support, "auto": auto, **findings}
     deliver(content, (), as_json=as_json, out=out)
     return int(failed)
-
-
-def _gemms() -> dict[str, Any]:
-    """Return a GEMM of each format, by the format's name."""
-    from ablate.backends.testing.suite import both
-    from ablate.recipes import OperandPolicy
-
-    return {fmt: both(OperandPolicy(format=fmt)) for fmt in _FORMATS}  # type: ignore[arg-type]
 
 
 def _support(gemms: dict[str, Any], device: Device) -> list[dict[str, Any]]:

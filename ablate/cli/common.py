@@ -221,8 +221,8 @@ def find_run(
         )
     if study is not None and not (storage / study / "runs").is_dir():
         raise UserError(f"--study: no study '{safe_text(study)}' in {storage}")
-    found = sorted(storage.glob(f"{study or '*'}/runs/{start}*"))
-    folders = [path for path in found if path.is_dir()]
+    paths = sorted(storage.glob(f"{study or '*'}/runs/{start}*"))
+    folders = [path for path in paths if path.is_dir()]
     runs = [StudyStore(folder.parent.parent).run(folder.name) for folder in folders]
     if rather is not None and len({run.run_id for run in runs}) == 1:
         runs = [run for run in runs if rather(run)] or runs
