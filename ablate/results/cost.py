@@ -9,6 +9,7 @@ estimate, only a bound from the ranges of all T.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
     """Runs of an arm, and of the baseline that they are compared with."""
 
 CostKind = Literal["interval", "point", "bound", "none", "baseline"]
+_INEXACT = {
+    "censored": "ended before the target",
+    "diverged": "diverged",
+    "hit": "reached the target by the first evaluation",
+    "at_change": "reached it between two evaluations while schedule or recipe changed",
+}
+"""By its end, why the tokens to target of a run are not known."""
 NEAR_BUDGET = 0.05
 """Share of the budget. A single miss removes the interval: with hits so late only lucky studies have one."""
 
@@ -114,7 +122,7 @@ def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
     results = {arm: with_partners(*both, method) for arm, both in sides.items()}
     logs = {}
     for arm, (runs, base_runs) in results.items():
-        if runs and base_runs and _all_exact(runs) and _all_exact(base_runs):
+        if runs and base_runs and _all_exact([*runs, *base_runs]):
             logs[arm] = (_logs(runs), _logs(base_runs))
     compared = contrasts(logs, method)
     costs = {}
@@ -126,10 +134,8 @@ def token_costs(sides: Mapping[str, Sides], method: Method) -> dict[str, Cost]:
         else:
             side = "the baseline" if runs else "this arm"
             cost = Cost(kind="none", note=f"no result of {side} yet")
-        n, n_baseline, left_out = sample_sizes(
-            sides[arm], results[arm], cost.pairs or 0
-        )
-        costs[arm] = replace(cost, n=n, n_baseline=n_baseline, left_out=left_out)
+        sizes = sample_sizes(sides[arm], results[arm], cost.pairs or 0)
+        costs[arm] = replace(cost, **sizes)
     return costs
 
 
@@ -150,9 +156,7 @@ def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) ->
         kind="point" if interval.low is None else "interval",
         **vars(interval),
         pairs=len(compared.pairs) or None,
-        pairing_variance_ratio=_pairing_variance_ratio(
-            compared.pairs, dict(arm), dict(baseline)
-        ),
+        pairing_variance_ratio=_pairing_variance_ratio(compared.pairs, arm, baseline),
         figure=compared.estimate,
         own=own_interval,
         stands_out=compared.stands_out,
@@ -161,13 +165,12 @@ def _exact(compared: Contrast, arm: Values, baseline: Values, method: Method) ->
 
 
 def _pairing_variance_ratio(
-    pairs: Sequence[int], arm: Mapping[int, float], baseline: Mapping[int, float]
+    pairs: Sequence[int], arm: Values, baseline: Values
 ) -> float | None:
     """Return how much larger the variance would be without pairs; None without pairs or spread."""
     if len(pairs) < 2:
         return None
-    x = np.array([arm[seed] for seed in pairs])
-    y = np.array([baseline[seed] for seed in pairs])
+    x, y = (np.array([dict(side)[seed] for seed in pairs]) for side in (arm, baseline))
     paired = float(np.var(x - y, ddof=1))
     if paired > 0:
         return float(np.var(x, ddof=1) + np.var(y, ddof=1)) / paired
@@ -182,17 +185,14 @@ def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) 
             reasons.append(f"{name}: {_why_inexact(runs)}")
     low, high = _log_range(arm)
     base_low, base_high = _log_range(baseline)
-    bounds = exponential(
-        Interval(low=low - base_high, high=high - base_low, note="; ".join(reasons)),
-        minus=1.0,
+    log_bounds = Interval(
+        low=low - base_high, high=high - base_low, note="; ".join(reasons)
     )
+    bounds = exponential(log_bounds, minus=1.0)
     cut_figure = None
     restricted = None
-    if (
-        bounds.low is not None
-        and _all_exact(baseline)
-        and min(len(arm), len(baseline)) >= 2
-    ):
+    enough = min(len(arm), len(baseline)) > 1
+    if enough and bounds.low is not None and _all_exact(baseline):
         cut = [(run.seed, math.log(run.low)) for run in arm]
         cut_figure = contrast(cut, _logs(baseline), paired=method.paired).estimate
         restricted = change_interval(cut_figure, method.alpha)
@@ -202,27 +202,19 @@ def _bound(arm: Sequence[Outcome], baseline: Sequence[Outcome], method: Method) 
 
 def _log_range(runs: Sequence[Outcome]) -> tuple[float, float]:
     """Return the least and greatest possible mean of log T, NaN where it is unbounded."""
-
-    def mean_log(tokens: list[float]) -> float:
-        if not all(0 < value < math.inf for value in tokens):
-            return math.nan
-        return sum(map(math.log, tokens)) / len(tokens)
-
-    return mean_log([run.low for run in runs]), mean_log([run.high for run in runs])
+    low = high = 0.0
+    for run in runs:
+        low += math.log(run.low) if run.low > 0 else math.nan
+        high += math.log(run.high) if 0 < run.high < math.inf else math.nan
+    return low / len(runs), high / len(runs)
 
 
 def _why_inexact(runs: Sequence[Outcome]) -> str:
-    counts = {
-        "ended before the target": sum(run.end == "censored" for run in runs),
-        "diverged": sum(run.end == "diverged" for run in runs),
-        "reached the target by the first evaluation": sum(
-            run.end == "hit" and not run.exact and not run.at_change for run in runs
-        ),
-        "reached it between two evaluations while schedule or recipe changed": sum(
-            run.at_change for run in runs
-        ),
-    }
-    reasons = " and ".join(
-        f"{count} {reason}" for reason, count in counts.items() if count
+    counts = Counter(
+        "at_change" if run.at_change else run.end for run in runs if not run.exact
     )
-    return f"of {len(runs)} runs {reasons}"
+    reasons = []
+    for kind, reason in _INEXACT.items():
+        if counts[kind]:
+            reasons.append(f"{counts[kind]} {reason}")
+    return f"of {len(runs)} runs {' and '.join(reasons)}"

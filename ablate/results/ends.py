@@ -153,10 +153,11 @@ def _steady_spans(config: RecordedConfig, origin: int) -> list[tuple[float, floa
 
 def origins(plan: LockedPlan) -> dict[int, frozenset[str]]:
     """Map each token count from which costs are counted to the arms counted from it; always includes 0."""
-    arms: dict[int, set[str]] = {0: set()}
+    arms: dict[int, frozenset[str]] = {0: frozenset()}
     for arm in plan.arms:
-        arms.setdefault(plan.counted_from(arm.name), set()).add(arm.name)
-    return {origin: frozenset(names) for origin, names in arms.items()}
+        origin = plan.counted_from(arm.name)
+        arms[origin] = arms.get(origin, frozenset()) | {arm.name}
+    return arms
 
 
 def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
@@ -165,8 +166,8 @@ def comparisons(frames: StudyFrames) -> tuple[StudyFrames, ...]:
     if tuning is None or not tuning.done:
         return (frames,)
     at_own_values = {name: name for name in tuning.tuned}
-    return _restricted(frames, tuning, at_own_values), _restricted(
-        frames, tuning, tuning.tuned
+    return tuple(
+        _restricted(frames, tuning, names) for names in (at_own_values, tuning.tuned)
     )
 
 
@@ -188,23 +189,24 @@ def _restricted(
         arm = plan.arm(stand_in)
         differs = arm.differs_at(base_values, values[name])
         arms.append(replace(arm, folded=plan.arm(name).folded, differs=differs))
-    run_ids = {run.id for arm in arms for run in arm.runs}
-    configs = {
-        arm: config for arm, config in frames.configs.items() if arm in names.values()
-    }
+    runs = {}
+    environments = {}
+    for run_id, run in frames.runs.items():
+        if run.arm in names.values():
+            runs[run_id] = run
+            if run_id in frames.environments:
+                environments[run_id] = frames.environments[run_id]
+    configs = {}
+    for arm_name, config in frames.configs.items():
+        if arm_name in names.values():
+            configs[arm_name] = config.with_training(**base_values)
     return replace(
         frames,
         plan=replace(plan, arms=tuple(arms), baseline=names[plan.baseline]),
-        runs={run_id: run for run_id, run in frames.runs.items() if run_id in run_ids},
-        evals=frames.evals[frames.evals["run_id"].isin(run_ids)],
-        configs={
-            arm: config.with_training(**base_values) for arm, config in configs.items()
-        },
-        environments={
-            run_id: ran_on
-            for run_id, ran_on in frames.environments.items()
-            if run_id in run_ids
-        },
+        runs=runs,
+        evals=frames.evals[frames.evals["run_id"].isin(runs)],
+        configs=configs,
+        environments=environments,
     )
 
 
@@ -221,45 +223,35 @@ class SetApart:
 
 def find_set_apart(frames: StudyFrames) -> tuple[SetApart, ...]:
     """Find the runs with a result that must not be pooled, each with the first setting it differs in."""
-    settings = {
-        run_id: _settings(
-            frames.configs.get(run.arm, RecordedConfig()),
-            frames.environments.get(run_id, Environment()),
-        )
-        for run_id, run in frames.runs.items()
-        if run.has_result
-    }
+    waived = frames.plan.waive
+    tested_code = {arm.name: str(arm.differs.get("code")) for arm in frames.plan.arms}
+    settings = {}
+    codes: dict[str, list[str | None]] = {}
+    for run_id, run in frames.runs.items():
+        if run.has_result:
+            config = frames.configs.get(run.arm, RecordedConfig())
+            environment = frames.environments.get(run_id, Environment())
+            settings[run_id] = _settings(config, environment)
+            codes.setdefault(tested_code[run.arm], []).append(settings[run_id]["code"])
     others = _settings(
         frames.configs.get(frames.plan.baseline, RecordedConfig()), Environment()
     )
     for setting in _OF_MOST_RUNS:
         others[setting] = _most_common(run[setting] for run in settings.values())
-    tested_code = {arm.name: str(arm.differs.get("code")) for arm in frames.plan.arms}
-    codes: dict[str, list[str | None]] = {}
-    for run_id, run_settings in settings.items():
-        tested = tested_code[frames.runs[run_id].arm]
-        codes.setdefault(tested, []).append(run_settings["code"])
     set_apart = []
     for run_id, run_settings in settings.items():
+        arm = frames.runs[run_id].arm
+        others["code"] = _most_common(codes[tested_code[arm]])
         for setting in get_args(Setting):
-            own_value = run_settings[setting]
-            value = others[setting]
-            if setting == "code":
-                value = _most_common(codes[tested_code[frames.runs[run_id].arm]])
-            if (
-                setting in frames.plan.waive
-                or own_value is None
-                or value is None
-                or own_value == value
-            ):
-                continue
-            arm = frames.runs[run_id].arm
-            set_apart.append(
-                SetApart(
-                    run=run_id, arm=arm, setting=setting, own=own_value, others=value
+            own = run_settings[setting]
+            other = others[setting]
+            if setting not in waived and own and other and own != other:
+                set_apart.append(
+                    SetApart(
+                        run=run_id, arm=arm, setting=setting, own=own, others=other
+                    )
                 )
-            )
-            break
+                break
     return tuple(set_apart)
 
 
@@ -273,9 +265,8 @@ def _settings(
     config: RecordedConfig, environment: Environment
 ) -> dict[Setting, str | None]:
     """Return a run's value of each setting, None if its records lack it."""
-    code = environment.code or " ".join(
-        filter(None, (environment.ablate, environment.git_commit))
-    )
+    versions = (environment.ablate, environment.git_commit)
+    code = environment.code or " ".join(filter(None, versions))
     world_size = None
     # Imported logs may be of any devices, so the number sets none of them apart.
     if environment.backend_mode != "imported" and environment.world_size is not None:

@@ -108,11 +108,8 @@ def load_frames(store: StudyStore) -> StudyFrames:
             )
             content, damage = run.rows(run.metrics_path, status)
             faults += damage
-            if (
-                content
-                and status.state not in END_STATES
-                and not run.environment_path.exists()
-            ):
+            is_open = content and status.state not in END_STATES
+            if is_open and not run.environment_path.exists():
                 faults.append(f"{run.environment_path} is gone")
             if config and config.whole:
                 configs.setdefault(arm.name, config)
@@ -121,18 +118,14 @@ def load_frames(store: StudyStore) -> StudyFrames:
         lines = lines_of(content)
         # Tuples: a large study has a million rows, and dicts would take more memory.
         evals += [(entry.id, arm.name, entry.seed, *row) for row in _evaluations(lines)]
-        if config is not None and config.training:
-            training = config.training
-        else:
-            training = plan.training
+        training = (config and config.training) or plan.training
+        forked = arm.fork.tokens if arm.fork else 0
         runs[entry.id] = StudyRun(
             arm=arm.name,
             seed=entry.seed,
             status=status,
             budget=training.get("tokens"),
-            tokens_per_sec=_throughput(
-                lines, 0 if arm.fork is None else arm.fork.tokens
-            ),
+            tokens_per_sec=_throughput(lines, forked),
         )
     frame = pd.DataFrame(
         evals, columns=[*_OF_RUN, "tokens", "step", "val_loss", BF16_LOSS]
@@ -198,13 +191,9 @@ def _evaluations(lines: list[bytes]) -> list[tuple[float | None, ...]]:
         tokens = row["tokens"]
         loss = number_in(row, "val_loss")
         if loss is not None:
+            in_bf16 = number_in(row, BF16_LOSS)
             # After a resume from an older checkpoint an evaluation is written twice: the last one counts.
-            evaluations[tokens] = (
-                tokens,
-                row.get("step", 0),
-                loss,
-                number_in(row, BF16_LOSS),
-            )
+            evaluations[tokens] = (tokens, row.get("step", 0), loss, in_bf16)
     return [evaluations[tokens] for tokens in sorted(evaluations)]
 
 

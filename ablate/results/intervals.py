@@ -61,16 +61,11 @@ class Interval:
 
     def each(self, change: Callable[[float], float | None]) -> Interval:
         """Apply a function to the estimate and to both ends, where they are known."""
-
-        def changed(value: float | None) -> float | None:
-            return None if value is None else change(value)
-
-        return Interval(
-            estimate=changed(self.estimate),
-            low=changed(self.low),
-            high=changed(self.high),
-            note=self.note,
-        )
+        parts = {}
+        for name in ("estimate", "low", "high"):
+            value = getattr(self, name)
+            parts[name] = None if value is None else change(value)
+        return Interval(**parts, note=self.note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +113,17 @@ def combination(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
     A part may be such a sum itself: v²/d adds up, so the order of combining does not matter.
     """
     value = sum(weight * part.value for weight, part in parts)
-    variances = [weight**2 * part.variance for weight, part in parts]
-    variance = sum(variances)
+    variance = sum(weight**2 * part.variance for weight, part in parts)
     if not all(part.degrees for _, part in parts):
         return Estimate(value=value, variance=0.0, degrees=0.0)
     if not variance:
-        return Estimate(
-            value=value, variance=0.0, degrees=sum(part.degrees for _, part in parts)
-        )
-    # By shares of the variance, whose squares neither overflow nor vanish.
-    inverse = sum(
-        (part_variance / variance) ** 2 / part.degrees
-        for part_variance, (_, part) in zip(variances, parts, strict=True)
-    )
+        degrees = sum(part.degrees for _, part in parts)
+        return Estimate(value=value, variance=0.0, degrees=degrees)
+    inverse = 0.0
+    for weight, part in parts:
+        # By shares of the variance, whose squares neither overflow nor vanish.
+        share = weight**2 * part.variance / variance
+        inverse += share**2 / part.degrees
     return Estimate(value=value, variance=variance, degrees=1 / inverse)
 
 
@@ -249,7 +242,8 @@ def contrast(arm: Values, baseline: Values, *, paired: bool) -> Contrast:
         return Contrast(estimate=unpaired, own=unpaired)
     gaps = [x[seed] - y[seed] for seed in seeds]
     # A constant difference still varies by the rounding of its two sides, which is no spread.
-    if max(gaps) - min(gaps) <= 8 * math.ulp(max(map(abs, (*x.values(), *y.values())))):
+    greatest = max(abs(value) for value in (*x.values(), *y.values()))
+    if max(gaps) - min(gaps) <= 8 * math.ulp(greatest):
         gaps = gaps[:1] * len(gaps)
     mean_gap = mean_estimate(gaps)
     return Contrast(estimate=mean_gap, own=mean_gap, pairs=seeds)
@@ -262,25 +256,25 @@ def contrasts(
 
     ``sides``: the arm's runs, and the runs of the baseline that it is compared with.
     """
-    by_arm = {
-        arm: contrast(*values, paired=method.paired) for arm, values in sides.items()
-    }
+    by_arm = {}
+    paired: dict[str | None, Estimate] = {}
+    for arm, values in sides.items():
+        by_arm[arm] = contrast(*values, paired=method.paired)
+        if by_arm[arm].pairs:
+            paired[arm] = by_arm[arm].own
     if not method.moderated:
         return by_arm
-    pool = _Pool(
-        {arm: contrast.own for arm, contrast in by_arm.items() if contrast.pairs}
-    )
-    for arm, contrast_of_arm in by_arm.items():
+    pool = _Pool(paired)
+    for arm, compared in by_arm.items():
+        if arm not in pool.variances:
+            continue
         d0 = moderating_degrees(len(pool.variances), pool.others(arm))
-        if arm in pool.variances and d0:
-            stands_out = pool.stands_out(arm)
-            estimate = contrast_of_arm.own
-            if not stands_out or estimate.degrees < KNOWN_DEGREES:
-                estimate = pool.moderate(estimate, d0)
-            by_arm[arm] = replace(
-                contrast_of_arm, estimate=estimate, stands_out=stands_out
-            )
-    if not all(contrast.pairs for contrast in by_arm.values()):
+        stands_out = pool.stands_out(arm)
+        estimate = compared.own
+        if not stands_out or estimate.degrees < KNOWN_DEGREES:
+            estimate = pool.moderate(estimate, d0)
+        by_arm[arm] = replace(compared, estimate=estimate, stands_out=stands_out)
+    if len(paired) < len(by_arm):
         _moderate_unpaired(by_arm, sides)
     return by_arm
 
@@ -312,11 +306,10 @@ def _moderate_unpaired(
             pool.moderate(arms[arm], min(_UNPAIRED_D0, pool.others(arm))),
             pool.moderate(_mean(sides[arm][1]), baseline_d0),
         )
+        degrees = min(estimate.degrees, pool_with_baseline.degrees)
         by_arm[arm] = replace(
             contrast,
-            estimate=replace(
-                estimate, degrees=min(estimate.degrees, pool_with_baseline.degrees)
-            ),
+            estimate=replace(estimate, degrees=degrees),
             stands_out=pool.stands_out(arm),
             baseline_stands_out=baseline_stands_out,
         )
@@ -326,13 +319,15 @@ class _Pool:
     """Variances of single runs (or pairs) of several arms, each with its degrees of freedom."""
 
     def __init__(self, means: Mapping[str | None, Estimate]) -> None:
-        self.variances = {
-            arm: (mean.variance * (mean.degrees + 1), mean.degrees)
-            for arm, mean in means.items()
-            if mean.variance
-        }
-        self.degrees = sum(degrees for _, degrees in self.variances.values())
-        total = sum(variance * degrees for variance, degrees in self.variances.values())
+        self.variances = {}
+        self.degrees: float = 0
+        total = 0.0
+        for arm, mean in means.items():
+            if mean.variance:
+                variance = mean.variance * (mean.degrees + 1)
+                self.variances[arm] = (variance, mean.degrees)
+                self.degrees += mean.degrees
+                total += variance * mean.degrees
         self._mean = total / self.degrees if self.degrees else 0.0
 
     def others(self, arm: str | None) -> float:

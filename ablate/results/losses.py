@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -112,11 +112,12 @@ def with_partners(
 
 def sample_sizes(
     sides: Iterable[Sequence[Run]], compared: Iterable[Sequence[Run]], pairs: int
-) -> tuple[int, int, int]:
-    """Return how many results of either side are compared, as pairs if there are any, and how many are not."""
+) -> dict[str, Any]:
+    """Count the results of either side that are compared, as pairs if there are any, and those that are not."""
     n, n_baseline = (pairs or len(side) for side in compared)
     num_results = sum(len(with_result(side)) for side in sides)
-    return n, n_baseline, num_results - n - n_baseline
+    left_out = num_results - n - n_baseline
+    return {"n": n, "n_baseline": n_baseline, "left_out": left_out}
 
 
 def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
@@ -130,16 +131,12 @@ def common_grids(*sides: Sequence[Curve]) -> list[CurveGrid]:
         tokens = reduce(
             np.intersect1d, (curve.tokens for side in results for curve in side)
         )
-    return [
-        CurveGrid(
-            tokens=tokens,
-            loss=np.array(
-                [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in side]
-            ),
-            seeds=tuple(curve.seed for curve in side),
-        )
-        for side in results
-    ]
+    grids = []
+    for side in results:
+        losses = [curve.loss[np.searchsorted(curve.tokens, tokens)] for curve in side]
+        seeds = tuple(curve.seed for curve in side)
+        grids.append(CurveGrid(tokens=tokens, loss=np.array(losses), seeds=seeds))
+    return grids
 
 
 def _why_no_final_loss(curves: Sequence[Curve], side: str) -> str | None:
@@ -163,30 +160,29 @@ def final_differences(
 ) -> dict[str, LossDifference]:
     """Compute each arm's mean difference to the baseline at the last evaluation common to all their runs."""
     differences: dict[str, LossDifference] = {}
-    grids: dict[str, list[CurveGrid]] = {}
-    compared = {arm: with_partners(*curves, method) for arm, curves in sides.items()}
-    for arm, (runs, base_runs) in compared.items():
+    compared = {}
+    tokens = {}
+    last_losses = {}
+    for arm, curves in sides.items():
+        runs, base_runs = with_partners(*curves, method)
+        compared[arm] = (runs, base_runs)
         note = _why_no_final_loss(runs, "this arm") or _why_no_final_loss(
             base_runs, "the baseline"
         )
-        arm_grids = common_grids(runs, base_runs)
-        if note is not None or not len(arm_grids[0].tokens):
+        grid, base_grid = common_grids(runs, base_runs)
+        if note is not None or not len(grid.tokens):
             differences[arm] = LossDifference(
                 note=note or "no evaluation at equal tokens"
             )
         else:
-            grids[arm] = arm_grids
-    last_losses = {arm: _losses_at(arm_grids, -1) for arm, arm_grids in grids.items()}
+            tokens[arm] = int(grid.tokens[-1])
+            last_losses[arm] = (grid.losses_at(-1), base_grid.losses_at(-1))
     for arm, contrast in contrasts(last_losses, method).items():
-        grid, _ = grids[arm]
         pairs = len(contrast.pairs)
-        n, n_baseline, left_out = sample_sizes(sides[arm], compared[arm], pairs)
         differences[arm] = LossDifference(
             **vars(contrast.interval(method)),
-            n=n,
-            n_baseline=n_baseline,
-            left_out=left_out,
-            tokens=int(grid.tokens[-1]),
+            **sample_sizes(sides[arm], compared[arm], pairs),
+            tokens=tokens[arm],
             figure=contrast.estimate,
             moderated=contrast.estimate != contrast.own,
         )
@@ -198,26 +194,25 @@ def difference_bands(sides: Mapping[str, Sides], method: Method) -> dict[str, Ba
 
     Arms moderate each other at each token count separately.
     """
-    grids = {
-        arm: common_grids(*with_partners(*curves, method))
-        for arm, curves in sides.items()
-    }
-    intervals: dict[str, list[tuple[float | None, ...]]] = {arm: [] for arm in sides}
-    evaluated = {int(tokens) for grid, _ in grids.values() for tokens in grid.tokens}
+    grids = {}
+    rows: dict[str, list[tuple[float | None, ...]]] = {}
+    evaluated: set[int] = set()
+    for arm, curves in sides.items():
+        grids[arm] = common_grids(*with_partners(*curves, method))
+        evaluated.update(grids[arm][0].tokens.tolist())
+        rows[arm] = []
     for tokens in sorted(evaluated):
         losses = {}
-        for arm, arm_grids in grids.items():
-            grid_tokens = arm_grids[0].tokens
-            if tokens in grid_tokens:
-                losses[arm] = _losses_at(
-                    arm_grids, int(np.searchsorted(grid_tokens, tokens))
-                )
+        for arm, (grid, base_grid) in grids.items():
+            place = int(np.searchsorted(grid.tokens, tokens))
+            if tokens in grid.tokens:
+                losses[arm] = (grid.losses_at(place), base_grid.losses_at(place))
         for arm, contrast in contrasts(losses, method).items():
             interval = t_interval(contrast.estimate, method.alpha)
-            intervals[arm].append((interval.estimate, interval.low, interval.high))
+            rows[arm].append((interval.estimate, interval.low, interval.high))
     bands = {}
     for arm, (grid, base_grid) in grids.items():
-        difference, low, high = np.array(intervals[arm], dtype=float).reshape(-1, 3).T
+        difference, low, high = np.array(rows[arm], dtype=float).reshape(-1, 3).T
         bands[arm] = Band(
             tokens=grid.tokens,
             difference=difference,
@@ -227,9 +222,3 @@ def difference_bands(sides: Mapping[str, Sides], method: Method) -> dict[str, Ba
             n_baseline=len(base_grid.loss),
         )
     return bands
-
-
-def _losses_at(grids: Sequence[CurveGrid], place: int) -> tuple[Values, Values]:
-    """Return seed and loss of each run on either side at the grids' ``place``."""
-    grid, base_grid = grids
-    return grid.losses_at(place), base_grid.losses_at(place)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ablate.results.claims import Claim
     from ablate.results.cost import Cost
-    from ablate.results.losses import Curve, LossDifference
+    from ablate.results.losses import Curve
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import LockedPlan, Margin, Settled, StopRule
 
@@ -133,20 +133,17 @@ def decide(
     p_of_arms: dict[str, Mapping[Claim, float]] = {}
     for n in looks[:-1]:
         first = {arm: outcomes[arm][:n] for arm in (baseline, *going)}
-        if any(
-            len(runs) < n or not _is_complete(runs, or_lost=True)
-            for runs in first.values()
-        ):
+        runs = [run for side in first.values() for run in side]
+        if len(runs) < n * len(first) or not _is_complete(runs, or_lost=True):
             seeds = n  # one of these runs may still give a result
             break
         after = f"after {n} of at most {looks[-1]} seeds"
-        sides = {
-            arm: (first[arm], first[baseline])
-            for arm in going
-            if _is_complete(first[arm])
-        }
+        sides = {}
+        for arm in going:
+            if _is_complete(first[arm]):
+                sides[arm] = (first[arm], first[baseline])
         costs = token_costs(sides, method)
-        losses: dict[str, LossDifference] = {}
+        losses = {}
         if margin is not None and margin.kind == "loss":
             losses = final_differences(sides, method)
         for arm, cost in costs.items():
@@ -170,17 +167,13 @@ def decide(
             stopped |= dict.fromkeys((*going, baseline), last)
             seeds = n
             break
-    for arm in outcomes:
-        # Of a settled arm only the runs of its look count here too.
-        counted = (
-            outcomes[arm][: stopped[arm].seeds] if arm in stopped else outcomes[arm]
-        )
+    for arm in sorted(may_stop - {baseline}):
+        counted = outcomes[arm]
+        if arm in stopped:
+            # Of a settled arm only the runs of its look count here too.
+            counted = counted[: stopped[arm].seeds]
         diverged = sum(run.end == "diverged" for run in counted)
-        if (
-            arm in may_stop - {baseline}
-            and rule.diverged is not None
-            and diverged >= rule.diverged
-        ):
+        if rule.diverged is not None and diverged >= rule.diverged:
             stopped[arm] = Stopped(
                 kind="diverged", reason=f"{diverged} of its runs have diverged"
             )
