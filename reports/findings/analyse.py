@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from ablate.results.frames import StudyFrames
     from ablate.run.outcome import Outcome
     from ablate.store.plan_file import GroupTuning, LockedPlan, LockedTuning
-    from ablate.store.records import Environment
 
 
 NO_TARGET = "no target was given"
@@ -97,28 +97,34 @@ def _analyse(frames: StudyFrames) -> Analysis:
     throughput = judge_throughput(frames, left_out=apart)
     # Arms that fork are compared from the fork on: with the baseline, and with arms of the same fork.
     by_origin: dict[int, dict[str, ArmResult]] = {}
-    by_bf16: dict[int, dict[str, RunResult]] = {}
     groups: dict[int, dict[str, ArmResult]] = {}
     compared: dict[str, ArmResult] = {}
+    curves_in_bf16: tuple[RunResult, ...] = ()
     for origin, names in origins(plan).items():
-        by_origin[origin] = arm_runs(frames, apart, origin)
-        by_bf16[origin] = bf16_ends(frames, apart, origin)
-        groups[origin] = {
-            name: arm
-            for name, arm in by_origin[origin].items()
-            if name in names | {plan.baseline}
+        counted = arm_runs(frames, apart, origin)
+        in_bf16 = bf16_ends(frames, apart, origin)
+        if origin == 0:
+            curves_in_bf16 = tuple(in_bf16.values())
+        group = {
+            name: counted[name] for name in counted if name in names | {plan.baseline}
         }
-        compared |= compare_arms(groups[origin], by_bf16[origin], plan)
+        compared |= compare_arms(group, in_bf16, plan)
+        by_origin[origin] = counted
+        groups[origin] = group
     baseline = by_origin[plan.counted_from(plan.baseline)][plan.baseline]
     compared[plan.baseline] = baseline
     compared = add_claims(compared, plan)
     num_settled = sum(bool(arm.claims) for arm in compared.values())
     level = level_of(plan.stop, max(1, len(compared) - 1 - num_settled))
     arms = []
+    configs = {}
     for planned in plan.arms:
         arm = compared[planned.name]
         arm_baseline = by_origin[arm.counted_from][plan.baseline]
         arms.append(_with_figures(arm, arm_baseline, plan, timing, throughput, level))
+        # The baseline's second arm would repeat each of its cells and steps.
+        if arm.name in frames.configs and not planned.again:
+            configs[arm.name] = frames.configs[arm.name]
 
     @cache
     def over(first: str, origin: int) -> dict[str, ArmResult]:
@@ -128,53 +134,30 @@ def _analyse(frames: StudyFrames) -> Analysis:
         # Both arms have the same fork, as they differ in one GEMM only.
         return over(first, compared[second].counted_from)[second].token_cost
 
-    configs = {
-        arm.name: frames.configs[arm.name]
-        for arm in plan.arms
-        # The baseline's second arm would repeat each of its cells and steps.
-        if arm.name in frames.configs and not arm.again
-    }
     cells = find_cells(configs, free=plan.tuning.fields if plan.tuning else ())
     steps = find_steps(configs, step_cost)
-    environments = list(frames.environments.values())
-    curves = [run for arm in by_origin[0].values() for run in arm.used]
-    ended = [
-        run.status.ended_unix for run in frames.runs.values() if run.status.ended_unix
-    ]
+    ended = [run.status.ended_unix or 0.0 for run in frames.runs.values()]
+    over_rivals = {}
+    for arm in _rivals(arms, plan):
+        over_rivals[arm.name] = over(arm.name, arm.counted_from)
+    curves = []
+    for arm in by_origin[0].values():
+        curves += [run for run in arm.used if len(run.tokens) or run.end != "missing"]
     return Analysis(
         plan=plan,
         arms=tuple(arms),
         matrices=find_matrices(cells),
         steps=steps,
         effects=find_effects(arms, cells, steps, method_of(plan)),
-        over_rivals={
-            arm.name: over(arm.name, arm.counted_from) for arm in _rivals(arms, plan)
-        },
+        over_rivals=over_rivals,
         resolution=_resolution(arms, baseline.used),
         timing=timing,
         throughput=throughput,
-        environments=_machines(environments),
-        backends=_backends(environments),
-        failed_self_tests=sum(
-            any(not test.passed for test in environment.self_tests or ())
-            for environment in environments
-        ),
-        accumulators=_accumulators(frames),
-        resumed_differently=sum(
-            bool(ran_on.whole.get("resumed_differently")) for ran_on in environments
-        ),
-        log_notes=_log_notes(frames),
-        markers=tuple(
-            dict.fromkeys(
-                marker
-                for ran_on in environments
-                for marker in ran_on.whole.get("markers") or ()
-            )
-        ),
         set_apart=set_apart,
-        last_ended_unix=max(ended, default=None),
-        curves=tuple(run for run in curves if len(run.tokens) or run.end != "missing"),
-        curves_in_bf16=tuple(by_bf16[0].values()),
+        last_ended_unix=max(ended, default=0.0) or None,
+        curves=tuple(curves),
+        curves_in_bf16=curves_in_bf16,
+        **_of_environments(frames),
     )
 
 
@@ -190,52 +173,56 @@ def _with_figures(
 
     ``base``: the baseline, counted from the same place. ``level``: at which an open arm would be settled.
     """
+    runs = arm.used
     base_runs = base.used[: arm.seeds]
-    is_baseline = arm.name == plan.baseline
     cost = arm.token_cost
-    mean = mean_tokens(arm.used, arm.alpha)
+    mean = mean_tokens(runs, arm.alpha)
     if plan.target is None:
         mean = Interval(note=NO_TARGET)
-        if not is_baseline:
+        if arm.name != plan.baseline:
             cost = Cost(
                 kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline
             )
     # Logs do not say the budget of a run that ended at its hit.
     elif cost.kind == "interval" and timing.kind != "logged":
-        runs = (*arm.used, *base_runs)
-        cost = replace(
-            cost,
-            near_budget=any(_is_near_budget(run, arm.counted_from) for run in runs),
-        )
-    final = final_loss(arm.used, arm.alpha)
-    arm = replace(arm, tokens_to_target=mean, token_cost=cost, final_loss=final)
+        for run in (*runs, *base_runs):
+            # A budget of 0 is unknown.
+            edge = (1 - NEAR_BUDGET) * (run.budget - arm.counted_from)
+            if 0 < edge < (run.tokens_to_target or 0):
+                cost = replace(cost, near_budget=True)
+    measured = None
     rates = {} if throughput is None else throughput.tokens_per_sec
     if arm.name in rates:
         measured = alone_speed(
             rates[arm.name],
             rates[plan.baseline],
             cost=cost,
-            tokens=log_tokens(arm.used),
+            tokens=log_tokens(runs),
             alpha=arm.alpha,
         )
-        arm = replace(arm, measured=measured)
     elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        measured = measured_speed(
-            arm.used, base_runs, method_of(plan, arm.counted_from)
-        )
+        measured = measured_speed(runs, base_runs, method_of(plan, arm.counted_from))
         # Logs may have no times.
-        if measured.throughput.estimate is not None:
-            arm = replace(arm, measured=measured)
-    limited = None
-    is_settled = "differs" in arm.claims
-    if plan.margin is not None:
-        is_settled = arm.standing != "open"
-        limited = limited_figure(cost.figure, arm.difference.figure, plan.margin)
+        if measured.throughput.estimate is None:
+            measured = None
+    power = None
     if arm.stopped is None:
+        limited = None
+        is_settled = "differs" in arm.claims
+        if plan.margin is not None:
+            is_settled = arm.standing != "open"
+            limited = limited_figure(cost.figure, arm.difference.figure, plan.margin)
         power = power_of(
-            cost, arm.used, base_runs, limited, settled=is_settled, level=level
+            cost, runs, base_runs, limited, settled=is_settled, level=level
         )
-        arm = replace(arm, power=power)
+    arm = replace(
+        arm,
+        tokens_to_target=mean,
+        token_cost=cost,
+        final_loss=final_loss(runs, arm.alpha),
+        measured=measured,
+        power=power,
+    )
     if arm.config is None:
         return arm
     modelled: tuple[Modelled, ...] = ()
@@ -254,72 +241,63 @@ def _with_figures(
 def _rivals(arms: Sequence[ArmResult], plan: LockedPlan) -> list[ArmResult]:
     """Return the arms of lowest cost, of lowest loss without a target; those with FP4 first."""
     ranked = []
-    for place, arm in enumerate(arms):
+    for arm in arms:
         figure = (arm.difference if plan.target is None else arm.token_cost).figure
         if has_interval(figure) and not arm.planned.again:
-            ranked.append((not arm.fp4_share, figure.value, place))
-    return [arms[place] for _, _, place in sorted(ranked)[:MOST_RIVALS]]
+            ranked.append((not arm.fp4_share, figure.value, arm))
+    ranked.sort(key=itemgetter(0, 1))
+    return [arm for _, _, arm in ranked[:MOST_RIVALS]]
 
 
-def _is_near_budget(run: RunResult, origin: int) -> bool:
-    """Whether the run hit in the last ``NEAR_BUDGET`` of its budget; a budget of 0 is unknown."""
-    edge = (1 - NEAR_BUDGET) * (run.budget - origin)
-    return run.tokens_to_target is not None and 0 < edge < run.tokens_to_target
-
-
-def _log_notes(frames: StudyFrames) -> tuple[str, ...]:
-    """Say how the runs' logs were read."""
-    notes = {}
-    for run_id, environment in frames.environments.items():
-        run = frames.runs[run_id]
-        notes[f"{run.arm} seed {run.seed}"] = environment.whole.get("log_notes") or ()
-    return tuple(notes_of(notes))
-
-
-def _machines(
-    environments: Sequence[Environment],
-) -> tuple[tuple[dict[str, Any], int], ...]:
-    """Return each environment that differs, and its number of runs.
+def _of_environments(frames: StudyFrames) -> dict[str, Any]:
+    """Return the fields of ``Analysis`` that tell what the runs ran on.
 
     The back end belongs to an arm's recipe, and which of several equal GPUs to the run; neither makes the
     machine another environment.
     """
     machines: dict[str, dict[str, Any]] = {}
-    counts: Counter[str] = Counter()
-    for environment in environments:
-        machine = {
-            key: value
-            for key, value in environment.whole.items()
-            if key not in _OF_THE_RUN
-        }
+    runs_of_machines: Counter[str] = Counter()
+    backends: Counter[str] = Counter()
+    accumulators: dict[str, dict[str, None]] = {}
+    log_notes = {}
+    markers: dict[str, None] = {}
+    failed_self_tests = 0
+    resumed_differently = 0
+    for run_id, environment in frames.environments.items():
+        run = frames.runs[run_id]
+        whole = environment.whole
+        machine = {key: whole[key] for key in whole if key not in _OF_THE_RUN}
         text = json.dumps(machine, sort_keys=True)
         machines.setdefault(text, machine)
-        counts[text] += 1
-    return tuple((machine, counts[text]) for text, machine in machines.items())
-
-
-def _backends(environments: Sequence[Environment]) -> tuple[tuple[str, int], ...]:
-    """Return what each back end did, and in how many runs."""
-    counts: Counter[str] = Counter()
-    for environment in environments:
-        texts = {}
-        for choice in environment.backend_choices or ():
-            texts[
-                f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}"
-            ] = 1
-        counts.update(texts)
-    return tuple(counts.items())
-
-
-def _accumulators(frames: StudyFrames) -> dict[str, tuple[str, ...]]:
-    """Return the arms by what their runs' sums keep: in words, of the back end that keeps the fewest bits."""
-    arms: dict[str, dict[str, None]] = {}
-    for run_id, environment in frames.environments.items():
-        measured = [test for test in environment.self_tests or () if test.figures]
+        runs_of_machines[text] += 1
+        choices = environment.backend_choices or ()
+        backends.update(
+            {
+                f"{choice.operands} by {choice.backend}, {choice.mode}: {choice.detail}": 1
+                for choice in choices
+            }
+        )
+        tests = environment.self_tests or ()
+        failed_self_tests += not all(test.passed for test in tests)
+        measured = [test for test in tests if test.figures]
         if measured:
+            # Of the back end that keeps the fewest bits.
             narrowest = min(measured, key=lambda test: min(test.figures.values()))
-            arms.setdefault(narrowest.detail, {})[frames.runs[run_id].arm] = None
-    return {detail: tuple(names) for detail, names in arms.items()}
+            accumulators.setdefault(narrowest.detail, {})[run.arm] = None
+        log_notes[f"{run.arm} seed {run.seed}"] = whole.get("log_notes") or ()
+        markers |= dict.fromkeys(whole.get("markers") or ())
+        resumed_differently += bool(whole.get("resumed_differently"))
+    return {
+        "environments": tuple(
+            (machines[text], count) for text, count in runs_of_machines.items()
+        ),
+        "backends": tuple(backends.items()),
+        "accumulators": {detail: tuple(arms) for detail, arms in accumulators.items()},
+        "failed_self_tests": failed_self_tests,
+        "log_notes": tuple(notes_of(log_notes)),
+        "markers": tuple(markers),
+        "resumed_differently": resumed_differently,
+    }
 
 
 def _resolution(arms: Sequence[ArmResult], baseline: Sequence[Outcome]) -> Resolution:
@@ -347,23 +325,30 @@ def _tuned(
     at_tuned_values: Analysis,
 ) -> TuningResult:
     """Put both comparisons of a tuned study side by side: at its own values, and at those found."""
-    own_arms = {arm.name: arm for arm in at_own_values.arms}
     tuned_arms = {arm.name: arm for arm in at_tuned_values.arms}
     arms = []
-    for name, stand_in in tuning.tuned.items():
-        if not own_arms[name].planned.again:
-            group = tuning.group_of(name, baseline)
-            arms.append(_tuned_arm(own_arms[name], tuned_arms[stand_in], group))
+    others = []
+    for arm in at_own_values.arms:
+        if not arm.planned.again:
+            group = tuning.group_of(arm.name, baseline)
+            stand_in = tuned_arms[tuning.tuned[arm.name]]
+            arms.append(_tuned_arm(arm, stand_in, group))
+        if arm.name not in tuned_arms:
+            others.append(arm)
+    total_tokens = 0
+    for group in tuning.groups:
+        total_tokens += sum(trial.tokens for trial in group.trials)
+    run_tokens = 0
+    for arm in at_tuned_values.arms:
+        run_tokens += sum(run.trained for run in arm.runs)
     budget = at_tuned_values.plan.training.get("tokens")
     return TuningResult(
         plan=tuning,
         share=tuning.tokens / budget if budget else None,
-        total_tokens=sum(
-            trial.tokens for group in tuning.groups for trial in group.trials
-        ),
-        run_tokens=sum(run.trained for arm in at_tuned_values.arms for run in arm.runs),
+        total_tokens=total_tokens,
+        run_tokens=run_tokens,
         arms=tuple(arms),
-        others=tuple(arm for arm in at_own_values.arms if arm.name not in tuned_arms),
+        others=tuple(others),
     )
 
 
@@ -372,19 +357,23 @@ def _tuned_arm(own: ArmResult, tuned: ArmResult, group: GroupTuning) -> TunedArm
     chosen = group.chosen or {}
     outermost = []
     for name, value in chosen.items():
-        tried = [trial.values[name] for trial in group.trials]
-        numbers = {number for number in tried if isinstance(number, int | float)}
+        numbers = set()
+        for trial in group.trials:
+            if isinstance(trial.values[name], int | float):
+                numbers.add(trial.values[name])
         # Beyond the ends of what was tried a value may be better.
         if len(numbers) > 1 and value in (min(numbers), max(numbers)):
             outermost.append(name)
     loss_shared = loss_chosen = None
+    diverged = pruned = num_tokens = 0
     for trial in group.trials:
         if trial.values == group.shared:
             loss_shared = trial.loss
         if trial.values == chosen:
             loss_chosen = trial.loss
-    diverged = sum(trial.diverged > 0 for trial in group.trials)
-    pruned = sum(trial.state == "pruned" for trial in group.trials)
+        diverged += trial.diverged > 0
+        pruned += trial.state == "pruned"
+        num_tokens += trial.tokens
     return TunedArm(
         name=own.name,
         tuned=tuned.name,
@@ -395,7 +384,7 @@ def _tuned_arm(own: ArmResult, tuned: ArmResult, group: GroupTuning) -> TunedArm
         trials_complete=len(group.trials) - pruned - diverged,
         trials_pruned=pruned,
         trials_diverged=diverged,
-        tokens_of_the_trials=sum(trial.tokens for trial in group.trials),
+        tokens_of_the_trials=num_tokens,
         loss_shared=loss_shared,
         loss_chosen=loss_chosen,
         token_cost_shared=own.token_cost,

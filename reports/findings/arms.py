@@ -46,25 +46,25 @@ def arm_runs(
     runs: dict[str, list[RunResult]] = {arm.name: [] for arm in plan.arms}
     for run in run_ends(frames, apart, origin):
         runs[run.arm].append(run)
-    counted_here = {plan.baseline, *origins(plan)[origin]}
-    runs_counted_here = {
-        arm: arm_runs for arm, arm_runs in runs.items() if arm in counted_here
+    counted_here = {
+        name: runs[name]
+        for name in runs
+        if name in origins(plan)[origin] | {plan.baseline}
     }
-    stops = decide_stops(plan, runs_counted_here, origin).stopped
+    stops = decide_stops(plan, counted_here, origin).stopped
     configs = read_configs(frames.configs)
     arms = {}
     for arm in plan.arms:
         stop = stops.get(arm.name)
         for place, run in enumerate(runs[arm.name]):
             if is_unused(place, run, stop):
-                runs[arm.name][place] = replace(
-                    run, **vars(Outcome(seed=run.seed, end="unused"))
-                )
+                unused = Outcome(seed=run.seed, end="unused")
+                runs[arm.name][place] = replace(run, **vars(unused))
         arms[arm.name] = ArmResult(
             planned=arm,
             runs=tuple(runs[arm.name]),
             config=configs.get(arm.name),
-            alpha=method_of(plan).alpha,
+            alpha=level_of(plan.stop),
             stopped=stop,
             counted_from=origin,
         )
@@ -81,11 +81,11 @@ def against(
     moderate each other.
     """
     method = method_of(plan, base.counted_from)
-    seeds = {
-        name: _fewer(arm.seeds, base.seeds)
-        for name, arm in arms.items()
-        if arm is not base
-    }
+    # None: all of them.
+    seeds: dict[str, int | None] = {}
+    for name, arm in arms.items():
+        if arm is not base:
+            seeds[name] = min(filter(None, (arm.seeds, base.seeds)), default=None)
     compared = {}
     for look in dict.fromkeys(seeds.values()):
         sides = {}
@@ -93,7 +93,8 @@ def against(
             arm = arms[name]
             if look is None or look == count:
                 sides[name] = (arm.used[:count], base.used[:count])
-            elif _reached(arm, look):
+            # It was not stopped before this look, and each of its runs at it has a result.
+            elif (arm.seeds or look) >= look == len(with_result(arm.used[:look])):
                 sides[name] = (arm.used[:look], base.used[:look])
         costs = token_costs(sides, method)
         differences = final_differences(sides, method)
@@ -109,19 +110,6 @@ def against(
     return compared
 
 
-def _fewer(first: int | None, second: int | None) -> int | None:
-    """Return the smaller number of seeds; None means all of them."""
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
-
-
-def _reached(arm: ArmResult, look: int) -> bool:
-    """Whether the arm was not stopped before this look, and each of its runs at it has a result."""
-    runs = arm.used[:look]
-    return (arm.seeds or look) >= look == len(with_result(runs))
-
-
 def compare_arms(
     arms: Mapping[str, ArmResult], by_bf16: Mapping[str, RunResult], plan: LockedPlan
 ) -> dict[str, ArmResult]:
@@ -134,15 +122,11 @@ def compare_arms(
     in_bf16 = _evaluate_in_bf16(base, compared, by_bf16, plan)
     moved = {}
     if plan.target is not None:
-        moved = move_target(
-            {
-                name: (arm.used, base.used[: arm.seeds])
-                for name, arm in compared.items()
-            },
-            plan.target.val_loss,
-            method_of(plan, base.counted_from),
-            plan.target.crossing,
-        )
+        sides = {}
+        for name, arm in compared.items():
+            sides[name] = (arm.used, base.used[: arm.seeds])
+        method = method_of(plan, base.counted_from)
+        moved = move_target(sides, plan.target.val_loss, method, plan.target.crossing)
     for name, arm in compared.items():
         compared[name] = replace(arm, moved=moved.get(name), in_bf16=in_bf16.get(name))
     return compared
@@ -194,20 +178,20 @@ def _evaluate_in_bf16(
     """
     with_bf16 = {}
     for arm in (base, *arms.values()):
-        runs = tuple(by_bf16[run.run_id] for run in arm.used if run.run_id in by_bf16)
-        if runs:
-            with_bf16[arm.name] = replace(arm, runs=runs)
+        ends = tuple(by_bf16[run.run_id] for run in arm.used if run.run_id in by_bf16)
+        if ends:
+            with_bf16[arm.name] = replace(arm, runs=ends)
     if base.name not in with_bf16:
         return {}
     compared = against(with_bf16[base.name], with_bf16, plan)
     method = method_of(plan, base.counted_from)
-    sides = {
-        name: (arms[name].used, base.used[: arms[name].seeds]) for name in compared
-    }
-    gaps = {
-        name: (_gaps(runs, by_bf16), _gaps(base_runs, by_bf16))
-        for name, (runs, base_runs) in sides.items()
-    }
+    sides = {}
+    gaps = {}
+    for name in compared:
+        runs = arms[name].used
+        base_runs = base.used[: arms[name].seeds]
+        sides[name] = (runs, base_runs)
+        gaps[name] = (_gaps(runs, by_bf16), _gaps(base_runs, by_bf16))
     differences = final_differences(gaps, replace(method, moderated=False))
     results = {}
     for name, both in sides.items():
@@ -248,19 +232,17 @@ def _tokens_alone(
     """Compute (1 + cost by the arm's own evaluation) / (1 + cost by bf16) − 1."""
     logs = []
     for runs in sides:
-        pairs = [
-            (run, by_bf16[run.run_id])
-            for run in with_result(runs)
-            if run.run_id in by_bf16
-        ]
-        if not pairs:
+        gaps = []
+        for run in with_result(runs):
+            in_bf16 = by_bf16.get(run.run_id)
+            if in_bf16 is None:
+                continue
+            if not (run.exact and in_bf16.exact):
+                return Interval(
+                    note="not every run reached the target by both evaluations"
+                )
+            gaps.append((run.seed, math.log(run.high) - math.log(in_bf16.high)))
+        if not gaps:
             return Interval(note="no results")
-        if not all(run.exact and in_bf16.exact for run, in_bf16 in pairs):
-            return Interval(note="not every run reached the target by both evaluations")
-        logs.append(
-            [
-                (run.seed, math.log(run.high) - math.log(in_bf16.high))
-                for run, in_bf16 in pairs
-            ]
-        )
+        logs.append(gaps)
     return change_interval(contrast(*logs, paired=method.paired).estimate, method.alpha)

@@ -17,6 +17,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from ablate.base.errors import UserError, cut
@@ -149,71 +150,66 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         )
     placed = [_placed(analysis) for analysis in analyses]
     axis: Axis = ""
-    places = [1, 10]
+    places: Sequence[int] = (1, 10)
     if len(placed) > 2:
         axis = _axis(placed)
         places = [getattr(study, axis) for study in placed]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    places = [places[i] for i in order]
-    analyses = [analyses[i] for i in order]
-    frames = [frames[i] for i in order]
+    by_place = sorted(
+        zip(places, placed, analyses, frames, strict=True), key=itemgetter(0)
+    )
+    places, placed, analyses, frames = zip(*by_place, strict=True)
+    baselines = []
+    settings = []
+    for analysis, frame in zip(analyses, frames, strict=True):
+        baselines.append(analysis.baseline_arm)
+        settings.append(_study_settings(analysis, frame, axis))
+    differs = _differing(settings, baselines)
     arms = []
     left_out = {}
-    differs = study_differences(analyses, frames)
     for name in dict.fromkeys(
         arm.name for analysis in analyses for arm in analysis.others
     ):
         results = [analysis.other(name) for analysis in analyses]
         strictest = min(result.alpha for result in results if result is not None)
         arm = _compared_arm(name, results, places, strictest)
-        reason = _why_left_out(
-            arm, results, [analysis.baseline_arm for analysis in analyses], axis
-        )
+        reason = _why_left_out(arm, results, baselines, axis)
         if reason:
             left_out[name] = reason
             continue
         arms.append(arm)
-        settings = [
-            None if result is None else _settings(result, frame)
-            for result, frame in zip(results, frames, strict=True)
-        ]
-        differs |= {
-            f"{name}: {key}": values
-            for key, values in _differing(settings, results).items()
-        }
+        for key, values in _differing(
+            list(map(_settings, results, frames)), results
+        ).items():
+            differs[f"{name}: {key}"] = values
     if not arms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UserError(
             "no arm has a token cost or a loss gap in two of the studies",
             hint=f"arms are matched by name; {cut(reasons, 300) or 'the studies have a baseline alone'}",
         )
-    if axis == "parameters":
-        differs = {
-            key: values
-            for key, values in differs.items()
-            if not key.startswith("model.")
-        }
-    elif axis == "tokens":
-        differs.pop("training.tokens", None)
-    rule = min((analysis.plan.stop for analysis in analyses), key=level_of)
+    rules = tuple(analysis.plan.stop for analysis in analyses)
+    rule = min(rules, key=level_of)
     pairs = []
     for over, arm in itertools.combinations(arms, 2):
-        rivals = [analysis.over_rivals.get(over.name, {}) for analysis in analyses]
-        results = [rival.get(arm.name) for rival in rivals]
+        results = []
+        for analysis in analyses:
+            rivals = analysis.over_rivals.get(over.name, {})
+            results.append(rivals.get(arm.name))
         name = f"{arm.name} over {over.name}"
         pairs.append(_compared_arm(name, results, places, level_of(rule)))
     return Comparison(
-        studies=tuple(placed[i] for i in order),
+        studies=placed,
         axis=axis,
-        places=tuple(places),
+        places=places,
         arms=tuple(arms),
         pairs=tuple(pairs),
         holding={
-            field: _holding(arms, field, rule) for field in ("token_cost", "loss_gap")
+            "token_cost": _holding(arms, "token_cost", rule),
+            "loss_gap": _holding(arms, "loss_gap", rule),
         },
         left_out=left_out,
         differs=differs,
-        rules=tuple(analysis.plan.stop for analysis in analyses),
+        rules=rules,
         loss_unit=analyses[0].plan.unit,
     )
 
@@ -224,8 +220,8 @@ def _compared_arm(
     places: Sequence[int],
     alpha: float,
 ) -> ComparedArm:
-    costs = [None if result is None else result.token_cost for result in results]
-    gaps = [None if result is None else result.difference for result in results]
+    costs = [result and result.token_cost for result in results]
+    gaps = [result and result.difference for result in results]
     return ComparedArm(
         name=name,
         token_cost=line_through(costs, places, alpha),
@@ -282,22 +278,20 @@ def _why_left_out(
     axis: Axis,
 ) -> str:
     """Say why an arm has no line; empty if it has one."""
-    pairs = [
-        (result, base)
-        for result, base in zip(results, baselines, strict=True)
-        if result is not None
-    ]
-    run_ids = [run.run_id for base in baselines for run in base.runs]
-    run_ids += [run.run_id for result, _ in pairs for run in result.runs]
-    if axis and any(
-        _model(result) not in (None, _model(base)) for result, base in pairs
-    ):
+    known = []
+    changes_model = False
+    for result, base in zip(results, baselines, strict=True):
+        if result is not None:
+            known.append(result)
+            changes_model |= _model(result) not in (None, _model(base))
+    if axis and changes_model:
         return "it changes the model itself"
-    if len(pairs) == 1:
+    if len(known) == 1:
         return "in one study only"
+    run_ids = [run.run_id for side in (*baselines, *known) for run in side.runs]
     if len(set(run_ids)) < len(run_ids):
         return "runs in common: what the studies show is not independent"
-    if len({result.counted_from for result, _ in pairs}) > 1:
+    if len({result.counted_from for result in known}) > 1:
         return "counted from different places: not one question"
     if arm.token_cost.slope is None and arm.loss_gap.slope is None:
         return f"it has {_NO_LINE}"
@@ -352,34 +346,43 @@ def line_through(
     )
 
 
-def study_differences(
-    analyses: Sequence[Analysis], frames: Sequence[StudyFrames]
-) -> dict[str, tuple[str, ...]]:
-    """Find what the studies and their baselines differ in besides the target: key → each study's value."""
-    sides = []
-    for analysis, frame in zip(analyses, frames, strict=True):
-        plan = analysis.plan
-        config = frame.configs.get(analysis.baseline, RecordedConfig())
-        settings = {
-            "crossing": NOT_TOLD if plan.target is None else plan.target.crossing,
-            "baseline": analysis.baseline,
-            "paired seeds": plan.paired_seeds,
-            "timing": analysis.timing.kind,
-        }
-        for section, values in (
-            ("model", ModelConfig.meaningful_fields(config.model or {})),
-            ("data", config.data or {}),
-            ("training", config.training or frame.plan.training),
-        ):
-            settings |= {f"{section}.{key}": value for key, value in values.items()}
-        settings |= {key: config.whole[key] for key in _BESIDE if key in config.whole}
-        sides.append(_texts(settings))
-    return _differing(sides, [analysis.baseline_arm for analysis in analyses])
+def _study_settings(
+    analysis: Analysis, frame: StudyFrames, axis: Axis
+) -> dict[str, str]:
+    """Return what a study and its baseline can differ in from others, besides the target and the ``axis``."""
+    plan = analysis.plan
+    config = frame.configs.get(analysis.baseline, RecordedConfig())
+    settings = {
+        "crossing": NOT_TOLD if plan.target is None else plan.target.crossing,
+        "baseline": analysis.baseline,
+        "paired seeds": plan.paired_seeds,
+        "timing": analysis.timing.kind,
+    }
+    sections = {
+        "model": ModelConfig.meaningful_fields(config.model or {}),
+        "data": config.data or {},
+        "training": config.training or frame.plan.training,
+    }
+    if axis == "parameters":
+        del sections["model"]
+    for section, values in sections.items():
+        for key, value in values.items():
+            settings[f"{section}.{key}"] = value
+    if axis == "tokens":
+        settings.pop("training.tokens", None)
+    for key in _BESIDE:
+        if key in config.whole:
+            settings[key] = config.whole[key]
+    return _texts(settings)
 
 
-def _settings(arm: ArmResult, frame: StudyFrames) -> dict[str, str]:
+def _settings(arm: ArmResult | None, frame: StudyFrames) -> dict[str, str]:
     """Return how an arm differs from its baseline, and its recipe, which another version may resolve."""
-    settings = {key: value for key, (_, value) in arm.planned.differs.items()}
+    if arm is None:
+        return {}
+    settings = {}
+    for key, (_, value) in arm.planned.differs.items():
+        settings[key] = value
     config = frame.configs.get(arm.name, RecordedConfig())
     if "recipe" in config.whole:
         settings["recipe"] = config.whole["recipe"]
@@ -390,27 +393,25 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Write values as JSON, but texts as they are."""
     texts = {}
     for key, value in settings.items():
-        is_text = isinstance(value, str)
-        texts[key] = (
-            value if is_text else json.dumps(value, ensure_ascii=False, sort_keys=True)
-        )
+        texts[key] = value
+        if not isinstance(value, str):
+            texts[key] = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return texts
 
 
 def _differing(
-    sides: Sequence[Mapping[str, str] | None], arms: Sequence[ArmResult | None]
+    sides: Sequence[Mapping[str, str]], arms: Sequence[ArmResult | None]
 ) -> dict[str, tuple[str, ...]]:
-    """Keep the keys whose values differ; a side that is None has a dash and no difference.
+    """Keep the keys whose values differ; a side without an arm has a dash and no difference.
 
     The recipes of the ``arms`` are in words if the words differ as well.
     """
-    known = [side for side in sides if side is not None]
     differing = {}
-    for key in dict.fromkeys(itertools.chain(*known)):
-        if len({side.get(key, NOT_TOLD) for side in known}) > 1:
-            differing[key] = tuple(
-                NOT_TOLD if side is None else side.get(key, NOT_TOLD) for side in sides
-            )
+    for key in dict.fromkeys(itertools.chain(*sides)):
+        values = tuple(side.get(key, NOT_TOLD) for side in sides)
+        known = {value for value, arm in zip(values, arms, strict=True) if arm}
+        if len(known) > 1:
+            differing[key] = values
     words = tuple(NOT_TOLD if arm is None else arm.recipe for arm in arms)
     if "recipe" in differing and len(set(words)) == len(set(differing["recipe"])):
         differing["recipe"] = words

@@ -247,10 +247,9 @@ def _summary(gemm: Gemm, rows: Sequence[Row]) -> GemmSummary:
             row["operands"][name] for row in rows if name in row["operands"]
         ]
         if operand_rows:
-            figures = {
-                figure: _means(operand_rows, (), figure).get(())
-                for figure in _Operand.__annotations__
-            }
+            figures = {}
+            for figure in _Operand.__annotations__:
+                figures[figure] = _means(operand_rows, (), figure).get(())
             operands.append(OperandSummary(operand=name, **figures))
     return GemmSummary(
         gemm=gemm,

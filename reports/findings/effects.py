@@ -54,8 +54,11 @@ def find_effects(
     """
     if not method.paired:
         return ()
-    logs = {arm.name: log_tokens_by_seed(arm) for arm in arms}
-    counted_from = {arm.name: arm.counted_from for arm in arms}
+    logs = {}
+    counted_from = {}
+    for arm in arms:
+        logs[arm.name] = log_tokens_by_seed(arm)
+        counted_from[arm.name] = arm.counted_from
     pools: dict[tuple[str, str], dict[str, list[Names]]] = {}
     for factor, over, level, names in itertools.chain(
         _changes_of_gemms(steps, cells),
@@ -65,7 +68,7 @@ def find_effects(
         if counted_from[names[0]] == counted_from[names[1]]:
             pool = pools.setdefault((factor, over), {})
             pool.setdefault(level, []).append(names)
-    effects: list[Effect] = []
+    effects = []
     for (factor, over), pool in pools.items():
         designs = {}
         for level, pairs in pool.items():
@@ -73,16 +76,17 @@ def find_effects(
             if known and len(pairs) > 1:
                 designs[level] = Design(known, logs)
         for level, interval in averages(designs, method).items():
-            effect = Effect(
-                **vars(interval),
-                factor=factor,
-                over=over,
-                level=level,
-                n=len(designs[level].seeds),
-                p_same=designs[level].p_same(),
-                pairs=tuple(_pair(names, logs) for names in pool[level]),
+            effects.append(
+                Effect(
+                    **vars(interval),
+                    factor=factor,
+                    over=over,
+                    level=level,
+                    n=len(designs[level].seeds),
+                    p_same=designs[level].p_same(),
+                    pairs=tuple(_pair(names, logs) for names in pool[level]),
+                )
             )
-            effects.append(effect)
     return tuple(effects)
 
 
@@ -144,29 +148,29 @@ def _changes_of_stabilisers(cells: Mapping[str, Cell]) -> Iterator[Change]:
 
 def _stabilisers(cell: Cell) -> tuple[str, str, int]:
     """Return the rounding and the rotation, each with its operands unless all have it, and its size."""
-    operands = {}
+    size = 0
+    num_operands = 0
+    stochastic = []
+    rotated: dict[str, list[str]] = {}
     for gemm, name, operand in cell.recipe.operands():
         if gemm in cell.gemms:
-            operands[f"{gemm} {name}"] = operand
+            num_operands += 1
+            if operand.is_stochastic:
+                stochastic.append(f"{gemm} {name}")
+            if operand.hadamard:
+                rotated.setdefault(operand.signs, []).append(f"{gemm} {name}")
+                size = max(size, operand.hadamard)
 
     def level(word: str, names: list[str]) -> str:
-        if len(names) in (0, len(operands)):
+        if len(names) in (0, num_operands):
             return word if names else ""
         return f"{word} on {', '.join(names)}"
 
-    rotated = {
-        name: operand.signs for name, operand in operands.items() if operand.hadamard
-    }
     rotations = []
-    for signs in sorted(set(rotated.values())):
+    for signs, names in sorted(rotated.items()):
         word = {"none": "DHT", "step": "RHT"}.get(signs, f"RHT {signs}")
-        names = [name for name in rotated if rotated[name] == signs]
         rotations.append(level(word, names))
-    rounding = level(
-        cell.stabiliser.partition("+")[0].rstrip("*"),
-        [name for name in operands if operands[name].is_stochastic],
-    )
-    size = max((operands[name].hadamard for name in rotated), default=0)
+    rounding = level(cell.stabiliser.partition("+")[0].rstrip("*"), stochastic)
     return rounding, " and ".join(rotations), size
 
 
@@ -198,12 +202,10 @@ class Design:
         arms = list(dict.fromkeys(itertools.chain(*pairs)))
         self.seeds = sorted(set.intersection(*(set(logs[arm]) for arm in arms)))
         values = np.array([[logs[arm][seed] for seed in self.seeds] for arm in arms])
-        self.incidence = np.array(
-            [
-                [(arm == second) - (arm == first) for arm in arms]
-                for first, second in pairs
-            ]
-        )
+        self.incidence = np.zeros((len(pairs), len(arms)))
+        for row, (first, second) in zip(self.incidence, pairs, strict=True):
+            row[arms.index(first)] = -1
+            row[arms.index(second)] = 1
         self.gaps = self.incidence @ values
         self.size = float(np.linalg.norm(self.incidence.mean(axis=0)))
 
@@ -211,9 +213,8 @@ class Design:
     def sides(self) -> tuple[Values, Values]:
         """Each seed's mean gap, so scaled that all effects spread alike, to be compared with zero."""
         means = self.gaps.mean(axis=0) / self.size
-        return list(zip(self.seeds, means.tolist(), strict=True)), [
-            (seed, 0.0) for seed in self.seeds
-        ]
+        zeros = dict.fromkeys(self.seeds, 0.0)
+        return list(zip(self.seeds, means.tolist(), strict=True)), list(zeros.items())
 
     def p_same(self) -> float | None:
         """Test that the effect is the same in every pair."""

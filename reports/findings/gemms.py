@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, dataclass, replace
+import math
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ablate.recipes import GEMMS, PRESETS, Gemm, Recipe
@@ -97,13 +98,8 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
     None without an FP4 GEMM, with FP4 GEMMs of several formats, and with de-oscillation, which no figure here
     has.
     """
-    gemms = []
-    operands = []
-    for gemm in GEMMS:
-        policy = recipe.gemm(gemm)
-        if "fp4" in policy.left.format and "fp4" in policy.right.format:
-            gemms.append(gemm)
-            operands += [policy.left, policy.right]
+    gemms = tuple(gemm for gemm in GEMMS if _is_fp4(recipe, gemm))
+    operands = [policy for gemm, _, policy in recipe.operands() if gemm in gemms]
     formats = {operand.format for operand in operands}
     if len(formats) != 1 or recipe.deoscillate is not None:
         return None
@@ -117,7 +113,20 @@ def kind_of(recipe: Recipe) -> RecipeKind | None:
         name = "DHT" if all(operand.signs == "none" for operand in rotated) else "RHT"
         name += str(max(operand.hadamard for operand in rotated))
         parts.append(name if len(rotated) == len(operands) else f"{name}*")
-    return RecipeKind(formats.pop(), tuple(gemms), "+".join(parts) or PLAIN)
+    return RecipeKind(formats.pop(), gemms, "+".join(parts) or PLAIN)
+
+
+def _is_fp4(recipe: Recipe, gemm: Gemm) -> bool:
+    policy = recipe.gemm(gemm)
+    return "fp4" in policy.left.format and "fp4" in policy.right.format
+
+
+def _recipe_of(config: RecordedConfig) -> Recipe | None:
+    """Return the recipe; None if imported logs do not tell it."""
+    try:
+        return Recipe(**config.recipe) if config.recipe else None
+    except (TypeError, ValueError):
+        return None
 
 
 _AMD = (
@@ -173,43 +182,36 @@ def find_steps(
     recipes = {}
     settings = {}
     for arm, config in configs.items():
-        if config.recipe is not None and all(gemm in config.recipe for gemm in GEMMS):
-            recipes[arm] = config.recipe
+        recipe = _recipe_of(config)
+        if recipe is not None:
+            recipes[arm] = recipe
             settings[arm] = config.whole | {"recipe": None, "seed": None}
     steps = []
     for first, second in itertools.permutations(recipes, 2):
-        if settings[first] == settings[second]:
-            gemm = _gained_gemm(recipes[first], recipes[second])
-            if gemm is not None:
-                steps.append(
-                    Step(
-                        gemm=gemm,
-                        from_arm=first,
-                        to_arm=second,
-                        cost=cost(first, second),
-                    )
+        gemm = _gained_gemm(recipes[first], recipes[second])
+        if gemm is not None and settings[first] == settings[second]:
+            steps.append(
+                Step(
+                    gemm=gemm,
+                    from_arm=first,
+                    to_arm=second,
+                    cost=cost(first, second),
                 )
+            )
     return tuple(steps)
 
 
-def _gained_gemm(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+def _gained_gemm(first: Recipe, second: Recipe) -> Gemm | None:
     """Return the GEMM that alone differs, and that only the second recipe has in FP4; None without one."""
-    # An empty rule, phase or other part of a recipe is equal to a missing one.
     changed = [
-        key
-        for key in {**first, **second}
-        if (first.get(key) or None) != (second.get(key) or None)
+        part.name
+        for part in fields(Recipe)
+        if getattr(first, part.name) != getattr(second, part.name)
     ]
-    if len(changed) != 1 or changed[0] not in GEMMS:
-        return None
-    gemm = changed[0]
-    if _is_fp4(second[gemm]) and not _is_fp4(first[gemm]):
-        return gemm
+    for gemm in GEMMS:
+        if changed == [gemm] and _is_fp4(second, gemm) and not _is_fp4(first, gemm):
+            return gemm
     return None
-
-
-def _is_fp4(policy: Mapping[str, Any]) -> bool:
-    return all("fp4" in str(policy.get(side, {}).get("format", "")) for side in _SIDES)
 
 
 def greatest_step(steps: Sequence[Step]) -> str | None:
@@ -218,17 +220,14 @@ def greatest_step(steps: Sequence[Step]) -> str | None:
     if len(gemms) < 2 or any(step.cost.kind != "interval" for step in steps):
         return None
     for gemm in sorted(gemms):
-        lows = [
-            step.cost.low
-            for step in steps
-            if step.gemm == gemm and step.cost.low is not None
-        ]
-        highs = [
-            step.cost.high
-            for step in steps
-            if step.gemm != gemm and step.cost.high is not None
-        ]
-        if min(lows) > max(highs):
+        lowest = math.inf
+        highest = -math.inf
+        for step in steps:
+            if step.gemm == gemm:
+                lowest = min(lowest, step.cost.low or 0.0)
+            else:
+                highest = max(highest, step.cost.high or 0.0)
+        if lowest > highest:
             return gemm
     return None
 
@@ -278,8 +277,12 @@ def find_cells(
     ``configs``: of the arms, in the study's order. ``free``: training fields in which arms may differ,
     because each arm has its own tuned values.
     """
-    cells = {arm: _cell_of(arm, config, free) for arm, config in configs.items()}
-    return {arm: cell for arm, cell in cells.items() if cell is not None}
+    cells = {}
+    for arm, config in configs.items():
+        cell = _cell_of(arm, config, free)
+        if cell is not None:
+            cells[arm] = cell
+    return cells
 
 
 def find_matrices(cells: Mapping[str, Cell]) -> tuple[Matrix, ...]:
@@ -298,16 +301,11 @@ def find_matrices(cells: Mapping[str, Cell]) -> tuple[Matrix, ...]:
 def _matrix_of(cells: Sequence[Cell]) -> Matrix | None:
     """Return the matrix of these cells; None if it is smaller than 2 × 2 or more than half empty."""
     arms = {(cell.gemms, cell.stabiliser): cell.arm for cell in cells}
-    gemms = sorted(
-        {row for row, _ in arms}, key=lambda row: (len(row), *map(GEMMS.index, row))
-    )
-    stabilisers = list(dict.fromkeys(column for _, column in arms))
-    stabilisers.sort(key=lambda column: column != PLAIN)
-    if (
-        len(gemms) < 2
-        or len(stabilisers) < 2
-        or 2 * len(arms) <= len(gemms) * len(stabilisers)
-    ):
+    rows, columns = (dict.fromkeys(side) for side in zip(*arms, strict=True))
+    gemms = sorted(rows, key=lambda row: (len(row), *map(GEMMS.index, row)))
+    stabilisers = sorted(columns, key=lambda column: column != PLAIN)
+    num_cells = len(gemms) * len(stabilisers)
+    if min(len(gemms), len(stabilisers)) < 2 or 2 * len(arms) <= num_cells:
         return None
     return Matrix(
         format=cells[0].format,
@@ -321,9 +319,8 @@ def _matrix_of(cells: Sequence[Cell]) -> Matrix | None:
 
 def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> Cell | None:
     """Return an arm's cell; None if its recipe is not known, or has no place in a matrix."""
-    try:
-        recipe = Recipe(**config.recipe or {})
-    except (TypeError, ValueError):  # imported logs
+    recipe = _recipe_of(config)
+    if recipe is None:
         return None
     kind = kind_of(replace(recipe, deoscillate=None))
     if kind is None:
@@ -344,9 +341,8 @@ def _cell_of(arm: str, config: RecordedConfig, free: Collection[str]) -> Cell | 
             for side, key in itertools.product(_SIDES, _OF_THE_STABILISER):
                 del policy[side][key]
         policies[gemm, is_fp4] = policy
-    training = {
-        key: value for key, value in (config.training or {}).items() if key not in free
-    }
+    # What each arm was tuned in is no difference between them.
+    training = (config.training or {}) | dict.fromkeys(free)
     settings = config.whole | {"training": training, "recipe": rest, "seed": None}
     return Cell(
         arm=arm,

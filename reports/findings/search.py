@@ -90,17 +90,18 @@ class SearchResult:
     @property
     def last(self) -> Rung:
         """The largest budget with points; the first budget if none has any."""
-        return next(
-            (rung for rung in reversed(self.rungs) if rung.points), self.rungs[0]
-        )
+        for rung in reversed(self.rungs):
+            if rung.points:
+                return rung
+        return self.rungs[0]
 
     @property
     def is_done(self) -> bool:
         """Whether every budget has its trials and none is open."""
-        return all(
-            rung.points and all(point.end != "open" for point in rung.points)
-            for rung in self.rungs
-        )
+        for rung in self.rungs:
+            if not rung.points or any(point.end == "open" for point in rung.points):
+                return False
+        return True
 
     @property
     def value_words(self) -> str:
@@ -118,10 +119,10 @@ def result_of(
     rungs = []
     for budget, trials in zip(search.budgets, budgets, strict=True):
         front = {trial.number for trial in next(fronts(trials), [])}
-        points = [
-            _point(planned, budget, trial, on_front=trial.number in front)
-            for trial in trials
-        ]
+        points = []
+        for trial in trials:
+            on_front = trial.number in front
+            points.append(_point(planned, budget, trial, on_front=on_front))
         rungs.append(Rung(tokens=budget, points=tuple(points)))
     first = budgets[0]
     return SearchResult(

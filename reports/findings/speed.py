@@ -42,7 +42,7 @@ from ablate.results.intervals import (
 from ablate.results.losses import with_result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ablate.results.cost import Cost
     from ablate.results.ends import RunResult
@@ -131,17 +131,13 @@ def timing_of_runs(
 def _untold(plan: LockedPlan) -> dict[str, str]:
     """Map the arms whose logs do not say that they had the baseline's hardware to the reason."""
     # ``differs`` is relative to the baseline now in use, which need not be the study's own.
-    pairs = {
-        arm.name: arm.differs["hardware"]
-        for arm in plan.arms
-        if "hardware" in arm.differs
-    }
     base_hardware = plan.training.get("hardware")
-    if pairs:
-        base_hardware = next(iter(pairs.values()))[0]
+    for arm in plan.arms:
+        if "hardware" in arm.differs:
+            base_hardware, _ = arm.differs["hardware"]
     reasons = {}
     for arm in plan.arms:
-        hardware = pairs[arm.name][1] if arm.name in pairs else base_hardware
+        _, hardware = arm.differs.get("hardware", (None, base_hardware))
         if hardware is None or base_hardware is None:
             untold = plan.baseline if base_hardware is None else arm.name
             reasons[arm.name] = (
@@ -168,15 +164,18 @@ def judge_throughput(
     if record is None:
         return None
     speeds = {speed.arm: speed for speed in record.arms}
-    reasons = {
-        arm.name: _why_not_used(arm, speeds.get(arm.name), frames, left_out)
-        for arm in frames.plan.arms
-    }
-    if reasons[frames.plan.baseline]:
-        reasons = {
-            name: reason or "no baseline to compare it with"
-            for name, reason in reasons.items()
-        }
+    baseline = frames.plan.arm(frames.plan.baseline)
+    instead = ""
+    if _why_not_used(baseline, speeds.get(baseline.name), frames, left_out):
+        instead = "no baseline to compare it with"
+    rates = {}
+    reasons = {}
+    for arm in frames.plan.arms:
+        reason = _why_not_used(arm, speeds.get(arm.name), frames, left_out) or instead
+        if reason:
+            reasons[arm.name] = reason
+        else:
+            rates[arm.name] = speeds[arm.name].tokens_per_sec
     return Throughput(
         device=record.device.name,
         arch=record.device.arch,
@@ -184,12 +183,8 @@ def judge_throughput(
         steps=record.settings.steps,
         repeats=_TURNS * record.settings.repeats,
         measured_unix=record.measured_unix,
-        tokens_per_sec={
-            name: speeds[name].tokens_per_sec
-            for name, reason in reasons.items()
-            if not reason
-        },
-        not_used={name: reason for name, reason in reasons.items() if reason},
+        tokens_per_sec=rates,
+        not_used=reasons,
     )
 
 
@@ -208,11 +203,8 @@ def _why_not_used(
         return "timed with another configuration than its runs have"
     for run in arm.runs:
         environment = frames.environments.get(run.id)
-        if (
-            environment is None
-            or run.id in left_out
-            or not frames.runs[run.id].has_result
-        ):
+        has_result = frames.runs[run.id].has_result and run.id not in left_out
+        if environment is None or not has_result:
             continue
         device = trained_on(environment)
         if environment.backend_mode != "native":
@@ -229,23 +221,24 @@ def measured_speed(
 ) -> Measured:
     """Compute the speed as logged; no figure if any run lacks a throughput."""
 
-    def ratio(log_figure: Callable[[RunResult], float | None]) -> Interval:
-        values = _values(arm, log_figure)
-        base_values = _values(baseline, log_figure)
-        if not values or not base_values:
+    def ratio(*, to_target: bool) -> Interval:
+        sides = [_log_speeds(runs, to_target=to_target) for runs in (arm, baseline)]
+        if not all(sides):
             return _NOT_ALL
-        log_ratio = contrast(values, base_values, paired=method.paired).estimate
+        log_ratio = contrast(*sides, paired=method.paired).estimate
         return exponential(t_interval(log_ratio, method.alpha))
 
     hours = _NOT_ALL
-    log_seconds = _values(arm, _log_device_seconds)
-    if log_seconds:
-        log_hours = [seconds - math.log(_HOUR_SEC) for _, seconds in log_seconds]
+    paces = _log_speeds(arm, to_target=True)
+    if paces:
+        log_hours = []
+        for run, (_, pace) in zip(with_result(arm), paces, strict=True):
+            log_hours.append(-pace + math.log(run.devices) - math.log(_HOUR_SEC))
         hours = exponential(mean_interval(log_hours, method.alpha))
     return Measured(
         timed="as logged",
-        throughput=ratio(_log_speed),
-        end_to_end=ratio(_log_pace),
+        throughput=ratio(to_target=False),
+        end_to_end=ratio(to_target=True),
         hours=hours,
     )
 
@@ -267,22 +260,16 @@ def alone_speed(
     hours = _NOT_ALL
     if tokens is not None:
         hours = exponential(combined_interval([(1.0, tokens), (-1.0, log_rate)], alpha))
+    ratio = difference(log_rate, base_log_rate)
+    throughput = exponential(t_interval(ratio))
+    end_to_end = Interval(note=cost.note)
     if cost.kind == "baseline":
         throughput = end_to_end = Interval(estimate=1.0)
-        return Measured(
-            timed="alone", throughput=throughput, end_to_end=end_to_end, hours=hours
-        )
-    ratio = difference(log_rate, base_log_rate)
-    end_to_end = Interval(note=cost.note)
-    if cost.figure is not None:
-        end_to_end = exponential(
-            combined_interval([(1.0, ratio), (-1.0, cost.figure)], alpha)
-        )
+    elif cost.figure is not None:
+        parts = [(1.0, ratio), (-1.0, cost.figure)]
+        end_to_end = exponential(combined_interval(parts, alpha))
     return Measured(
-        timed="alone",
-        throughput=exponential(t_interval(ratio)),
-        end_to_end=end_to_end,
-        hours=hours,
+        timed="alone", throughput=throughput, end_to_end=end_to_end, hours=hours
     )
 
 
@@ -355,36 +342,16 @@ def _net(speed: Interval, cost: Cost) -> Interval:
     return Interval(estimate=net, low=net * math.exp(-down), high=net * math.exp(up))
 
 
-def _values(
-    runs: Sequence[RunResult], figure: Callable[[RunResult], float | None]
+def _log_speeds(
+    runs: Sequence[RunResult], *, to_target: bool
 ) -> list[tuple[int, float]]:
-    """Return seed and figure of each result; empty unless every result has a figure."""
-    values = []
+    """Return seed and log tokens/s, or −log seconds to target, of each result; empty unless all have it."""
+    logs = []
     for run in with_result(runs):
-        value = figure(run)
-        if value is None:
+        if not run.tokens_per_sec or (to_target and not run.exact):
             return []
-        values.append((run.seed, value))
-    return values
-
-
-def _log_speed(run: RunResult) -> float | None:
-    """Return log tokens/s."""
-    if run.tokens_per_sec:
-        return math.log(run.tokens_per_sec)
-    return None
-
-
-def _log_pace(run: RunResult) -> float | None:
-    """Return −log seconds to target."""
-    log_speed = _log_speed(run)
-    tokens = run.tokens_to_target
-    if log_speed is None or tokens is None or not run.exact:
-        return None
-    return log_speed - math.log(tokens)
-
-
-def _log_device_seconds(run: RunResult) -> float | None:
-    """Return log (devices × seconds to target)."""
-    pace = _log_pace(run)
-    return None if pace is None else -pace + math.log(run.devices)
+        log = math.log(run.tokens_per_sec)
+        if to_target:
+            log -= math.log(run.high)
+        logs.append((run.seed, log))
+    return logs

@@ -41,13 +41,9 @@ class Moved:
     @property
     def sweep(self) -> tuple[tuple[float, Cost], ...] | None:
         """Targets with costs, from the first to the last that has an estimate; None without two of them."""
-        exact = [
-            place for place, cost in enumerate(self.costs) if cost.estimate is not None
-        ]
-        if len(exact) < 2:
-            return None
         pairs = tuple(zip(self.targets, self.costs, strict=True))
-        return pairs[exact[0] : exact[-1] + 1]
+        exact = [i for i, (_, cost) in enumerate(pairs) if cost.estimate is not None]
+        return pairs[exact[0] : exact[-1] + 1] if len(exact) > 1 else None
 
 
 def move_target(
@@ -59,47 +55,43 @@ def move_target(
     one.
     """
     compared = {}
+    base: list[Curve] = []
+    others: list[Curve] = []
     for arm, (curves, base_curves) in sides.items():
         base_ended = _ended(base_curves)
         if base_ended and all(curve.end != "diverged" for curve in base_ended):
-            compared[arm] = (_ended(curves), base_ended)
-    # An arm is compared with all runs of the baseline, or with the first of them.
-    base = max((base_ended for _, base_ended in compared.values()), key=len, default=[])
-    targets = _targets(
-        base, [curve for curves, _ in compared.values() for curve in curves], own
-    )
+            # The runs that diverged come last.
+            ended = sorted(_ended(curves), key=lambda curve: curve.end == "diverged")
+            compared[arm] = (ended, len(base_ended))
+            others += ended
+            # An arm is compared with all runs of the baseline, or with the first of them.
+            base = max(base, base_ended, key=len)
+    targets = _targets(base, others, own)
     if not targets:
         return {}
-    base_outcomes = [_outcomes_at(curve, targets, rule) for curve in base]
-    by_target = {}
-    for arm, (curves, base_ended) in compared.items():
-        # The runs that diverged come last.
-        in_order = sorted(curves, key=lambda curve: curve.end == "diverged")
-        if in_order:
-            outcomes_of_runs = [
-                _outcomes_at(curve, targets, rule) for curve in in_order
-            ]
-            by_target[arm] = (
-                tuple(zip(*outcomes_of_runs, strict=True)),
-                tuple(zip(*base_outcomes[: len(base_ended)], strict=True)),
-            )
-    costs: dict[str, list[Cost]] = {arm: [] for arm in by_target}
+    base_ends = [_outcomes_at(curve, targets, rule) for curve in base]
+    ends = {}
+    for arm, (curves, count) in compared.items():
+        if curves:
+            runs = [_outcomes_at(curve, targets, rule) for curve in curves]
+            sides_of_runs = (runs, base_ends[:count])
+            ends[arm] = [tuple(zip(*side, strict=True)) for side in sides_of_runs]
+    costs: dict[str, tuple[Cost, ...]] = dict.fromkeys(ends, ())
     for place in range(len(targets)):
-        at_target = {
-            arm: (ends[place], base_ends[place])
-            for arm, (ends, base_ends) in by_target.items()
-        }
+        at_target = {}
+        for arm, (runs_at, base_runs_at) in ends.items():
+            at_target[arm] = (runs_at[place], base_runs_at[place])
         for arm, cost in token_costs(at_target, method).items():
-            costs[arm].append(cost)
-    return {
-        arm: Moved(
+            costs[arm] += (cost,)
+    moved = {}
+    for arm, (runs_at, base_runs_at) in ends.items():
+        moved[arm] = Moved(
             targets=tuple(targets),
-            costs=tuple(costs[arm]),
-            ends=ends,
-            base_ends=base_ends,
+            costs=costs[arm],
+            ends=runs_at,
+            base_ends=base_runs_at,
         )
-        for arm, (ends, base_ends) in by_target.items()
-    }
+    return moved
 
 
 def _ended(curves: Sequence[Curve]) -> list[Curve]:
@@ -144,4 +136,5 @@ def _targets(base: Sequence[Curve], others: Sequence[Curve], own: float) -> list
         ]
     if low <= own < high:
         within = np.union1d(within, [own])
-    return [float(target) for target in within[::-1]]
+    targets: list[float] = within[::-1].tolist()
+    return targets
