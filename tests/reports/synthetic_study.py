@@ -198,6 +198,10 @@ def crossing(points, target, column=1):
     return float(np.exp(np.interp(-target, -loss, np.log(tokens))))
 
 
+def parts(interval):
+    return interval.estimate, interval.low, interval.high
+
+
 def analysed(store):
     return analyse(load_frames(store))
 

@@ -29,22 +29,22 @@ def level(count):
 
 def standing(p):
     """Return the claim on the margin that an arm by itself allows."""
-    return next(
-        (kind for kind in ("within", "outside") if p.get(kind, 1) <= 0.05), "open"
-    )
+    for kind in ("within", "outside"):
+        if p.get(kind, 1) <= 0.05:
+            return kind
+    return "open"
 
 
 def test_statements_hold_by_hochbergs_definition():
     """All of the k smallest p-values, for the greatest k with p(k) <= 5 % / (m - k + 1)."""
     sizes = set()
     for seed in range(300):
-        rng = np.random.default_rng(seed)
-        p = rng.uniform(0, 1, 5) ** 6
-        ranked = np.sort(p)
-        holding = [k for k in range(1, 6) if ranked[k - 1] <= 0.05 / (5 - k + 1)]
-        expected = {str(arm) for arm in np.argsort(p)[: max(holding, default=0)]}
-        assert hold_together({str(arm): p[arm] for arm in range(5)}, level) == expected
-        sizes.add(len(expected))
+        p = np.random.default_rng(seed).uniform(0, 1, 5) ** 6
+        holding = np.flatnonzero(np.sort(p) <= 0.05 / np.arange(5, 0, -1))
+        count = max(holding, default=-1) + 1
+        expected = set(np.argsort(p)[:count].tolist())
+        assert hold_together(dict(enumerate(p)), level) == expected
+        sizes.add(count)
     assert sizes == set(range(6))
 
 
@@ -90,12 +90,7 @@ CUT = mean_estimate([0.19, 0.2, 0.21])
         (Cost(kind="none"), [0.021, 0.022, 0.020], LOSS, "outside"),
         (Cost(kind="none"), [0.001, 0.030, 0.0], LOSS, "open"),
         (Cost(kind="none"), None, LOSS, "open"),
-        (
-            Cost(kind="point", figure=Estimate(value=0.0, variance=0.0, degrees=0)),
-            None,
-            FIVE,
-            "open",
-        ),
+        (Cost(kind="point", figure=mean_estimate([0.0])), None, FIVE, "open"),
         (Cost(kind="bound", cut_figure=CUT), None, FIVE, "outside"),
         (Cost(kind="bound", low=0.2), None, FIVE, "open"),
     ],
@@ -112,15 +107,13 @@ def test_runs_cut_at_the_budget_can_show_no_saving():
 
 
 def test_the_least_of_two_is_a_one_sided_test_and_of_more_the_levels_are_shared():
-    rng = np.random.default_rng(1)
-    gaps = rng.normal(0.02, 0.02, (200, 4))
-    for gap in gaps:
+    far = Estimate(value=9.0, variance=1e-9, degrees=9)
+    for gap in np.random.default_rng(1).normal(0.02, 0.02, (200, 4)):
         costlier = mean_estimate(gap)
         over = {"a": {"b": costlier}, "b": {"a": mean_estimate(-gap)}}
         p = stats.ttest_1samp(gap, 0, alternative="greater").pvalue
         named = may_be_least(over, level)
         assert ("b" in named) == (p > 0.05) or "a" not in named
-        far = Estimate(value=9.0, variance=1e-9, degrees=9)
         third = {rival: figures | {"c": far} for rival, figures in over.items()}
         wide = may_be_least(third, level)
         assert "c" not in wide

@@ -23,9 +23,8 @@ def test_runs_and_evaluations(make_study):
     )
     frames = load_frames(store)
     runs = list(frames.runs.values())
-    assert [(run.arm, run.seed, run.status.state) for run in runs] == [
-        ("a", 0, "finished"), ("a", 1, "finished"), ("b", 0, "finished"), ("b", 1, "pending"),
-    ]  # fmt: skip
+    names = [f"{run.arm} {run.seed} {run.status.state}" for run in runs]
+    assert names == ["a 0 finished", "a 1 finished", "b 0 finished", "b 1 pending"]
     assert frames.evals["val_loss"].tolist() == [3, 2, 3, 1, 4, 3]
     assert frames.evals["tokens"].tolist() == [100, 200] * 3
     assert [run.tokens_per_sec for run in runs[:3]] == [31000.0] * 3
@@ -53,9 +52,8 @@ def test_odd_rows_are_left_out(make_study, lines, losses):
     with run.metrics_path.open("a") as file:
         file.write("\n".join(lines.split("; ")).replace(";", "\n"))
     reseal(run)
-    assert load_frames(store).evals["val_loss"].tolist() == [
-        *map(float, losses.split())
-    ]
+    expected = [float(loss) for loss in losses.split()]
+    assert load_frames(store).evals["val_loss"].tolist() == expected
 
 
 FILES = (
@@ -76,10 +74,10 @@ def test_nothing_of_a_damaged_run_is_a_number(make_study, file, damage):
     content = path.read_bytes()
     if damage == "gone":
         path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-2])
     else:
-        path.write_bytes(
-            content[:-2] if damage == "cut" else content.replace(b"1", b"7", 1)
-        )
+        path.write_bytes(content.replace(b"1", b"7", 1))
     frames = load_frames(store)
     (_, damaged), (other, finished) = frames.runs.items()
     assert (damaged.status.state, finished.status.state) == ("damaged", "finished")

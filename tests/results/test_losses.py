@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from synthetic_study import parts
 
 from ablate.results.intervals import NO_PAIRS, Method
 from ablate.results.losses import (
@@ -27,12 +28,7 @@ def curve(losses, *, seed=0, end="hit"):
             pairs.append((at, float(word)))
     tokens, loss = np.array(pairs).reshape(-1, 2).T
     return Curve(
-        run_id=f"{seed}",
-        arm="a",
-        seed=seed,
-        end=end,
-        tokens=tokens.astype(int),
-        loss=loss,
+        run_id="", arm="a", seed=seed, end=end, tokens=tokens.astype(int), loss=loss
     )
 
 
@@ -43,10 +39,9 @@ def curves(*losses):
 
 def differences(arm, base, **more):
     """Return the final difference, and the band."""
-    sides, how = {"a": (arm, base)}, Method(moderated=False, **more)
-    return tuple(
-        found(sides, how)["a"] for found in (final_differences, difference_bands)
-    )
+    sides = {"a": (arm, base)}
+    method = Method(moderated=False, **more)
+    return final_differences(sides, method)["a"], difference_bands(sides, method)["a"]
 
 
 @pytest.mark.parametrize(
@@ -69,23 +64,15 @@ def test_the_mean_goes_over_evaluations_that_all_runs_have_and_ends_where_one_di
 
 
 def test_final_loss_and_difference_at_equal_tokens_by_welch():
-    arm, base = (
-        curves("3 2 1.5", "3 2 1.7", "3 2.1 1.6"),
-        curves("3 1.9 1.2 1.0", "3 1.8 1.3 1.1"),
-    )
+    arm = curves("3 2 1.5", "3 2 1.7", "3 2.1 1.6")
+    base = curves("3 1.9 1.2 1.0", "3 1.8 1.3 1.1")
     assert final_loss(base).estimate == pytest.approx(1.05)
     found, band = differences(arm, base)
-    expected = stats.ttest_ind(
-        [1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False
-    ).confidence_interval()
+    test = stats.ttest_ind([1.5, 1.7, 1.6], [1.2, 1.3], equal_var=False)
+    expected = pytest.approx((1.6 - 1.25, *test.confidence_interval()))
     assert (found.tokens, found.n, found.n_baseline) == (300, 3, 2)
-    for low, middle, high in (
-        (found.low, found.estimate, found.high),
-        (band.low[2], band.difference[2], band.high[2]),
-    ):
-        assert (low, middle, high) == pytest.approx(
-            (expected.low, 1.6 - 1.25, expected.high)
-        )
+    assert parts(found) == expected
+    assert (band.difference[2], band.low[2], band.high[2]) == expected
     assert np.isnan(differences(arm[:1], base)[1].low).all()
 
 
@@ -94,17 +81,15 @@ def test_paired_seeds_are_compared_by_their_differences():
     arm.append(first)  # in any order
     base = [*curves("3 1.2", "2.9 1.3"), curve("2.8 1.0", seed=7)]
     # of seeds 0 and 1
-    expected = stats.ttest_1samp([1.5 - 1.2, 1.7 - 1.3], 0).confidence_interval()
+    ends = stats.ttest_rel([1.5, 1.7], [1.2, 1.3]).confidence_interval()
     found, band = differences(arm, base, paired=True)
-    assert (found.low, found.estimate, found.high) == pytest.approx(
-        (expected.low, 0.35, expected.high)
-    )
-    assert (band.low[1], band.high[1]) == pytest.approx((expected.low, expected.high))
+    assert parts(found) == pytest.approx((0.35, *ends))
+    assert (band.low[1], band.high[1]) == pytest.approx(tuple(ends))
     assert (found.n, found.n_baseline, found.left_out) == (2, 2, 2)
     strangers = [curve("3 1.2", seed=8), curve("2.9 1.3", seed=9)]
-    assert differences(arm, strangers, paired=True)[0] == replace(
-        differences(arm, strangers)[0], note=NO_PAIRS
-    )
+    unpaired, _ = differences(arm, strangers)
+    found, _ = differences(arm, strangers, paired=True)
+    assert found == replace(unpaired, note=NO_PAIRS)
 
 
 @pytest.mark.parametrize("last", ["3 9", ""])

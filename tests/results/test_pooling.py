@@ -53,32 +53,29 @@ def waiving(frames, setting):
 def test_a_run_of_another_setting_than_most_is_no_result(study, odd, rest, apart):
     frames = study(json.loads(odd), json.loads(rest))
     analysis = analyse(frames)
-    last = frames.plan.arms[1].runs[2].id
-    found = [
-        (one.run, f"{one.setting}: {one.own}, {one.others}")
-        for one in analysis.set_apart
-    ]
-    assert found == ([(last, apart)] if apart else [])
     assert [arm.n for arm in analysis.arms] == [3, 2 if apart else 3]
-    if apart:
-        (one,) = analysis.set_apart
-        said = "".join(warnings(analysis, ()))
-        assert (
-            f"Not pooled: 1 run of fp4, of other {one.setting.replace('_', ' ')} ({one.own}; "
-            in said
-        )
-        assert [arm.n for arm in analyse(waiving(frames, one.setting)).arms] == [3, 3]
+    if not apart:
+        assert analysis.set_apart == ()
+        return
+    (run,) = analysis.set_apart
+    assert run.run == frames.plan.arms[1].runs[2].id
+    assert f"{run.setting}: {run.own}, {run.others}" == apart
+    said = "".join(warnings(analysis, ()))
+    what = f"{run.setting.replace('_', ' ')} ({run.own}; "
+    assert f"Not pooled: 1 run of fp4, of other {what}" in said
+    assert [arm.n for arm in analyse(waiving(frames, run.setting)).arms] == [3, 3]
 
 
 def test_code_that_an_arm_tests_is_that_of_most_of_its_runs(make_study):
     store = make_study(CURVES | {"again": CURVES["fp4"]})
     plan = store.plan()
-    codes = dict.fromkeys([run.id for _, run in plan.runs()], "new")
-    codes |= {run.id: "base" for run in plan.arms[0].runs}
     edited = plan.arms[2].runs[2].id
-    codes[edited] = "edited"
-    for run_id, code in codes.items():
-        rewrite(store.run(run_id), store.run(run_id).environment_path, code=code)
+    for arm, entry in plan.runs():
+        code = "base" if arm.name == "bf16" else "new"
+        run = store.run(entry.id)
+        if entry.id == edited:
+            code = "edited"
+        rewrite(run, run.environment_path, code=code)
     frames = load_frames(store)
     tested = {"code": (None, "new")}
     arms = (plan.arms[0], *(replace(arm, differs=tested) for arm in plan.arms[1:]))
@@ -101,18 +98,12 @@ def test_an_arm_measured_with_something_else_has_no_token_cost(
     make_study, setting, change
 ):
     store = make_study(CURVES)
-    same = {
-        "data_digest": "d",
-        "vocab_size": 256,
-        "training": {"tokens": 300, "eval_tokens": 5},
-    }
+    training = {"tokens": 300, "eval_tokens": 5}
+    same = {"data_digest": "d", "vocab_size": 256, "training": training}
+    configs = {"bf16": same, "fp4": same | json.loads(change)}
     for arm, entry in store.plan().runs():
         run = store.run(entry.id)
-        rewrite(
-            run,
-            run.config_path,
-            **same | (json.loads(change) if arm.name == "fp4" else {}),
-        )
+        rewrite(run, run.config_path, **configs[arm.name])
     frames = load_frames(store)
     assert {run.setting for run in find_set_apart(frames)} == {setting} - {""}
     assert (analyse(frames).arms[1].token_cost.kind == "none") == bool(setting)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from runs_in_words import runs_of
-from synthetic_study import analysed, arms_of, line, resolved_recipe, smooth_curve
+from synthetic_study import analysed, arms_of, resolved_recipe, smooth_curve
 from texts import check_words, said_of
 
 from ablate.base.files import append_line
@@ -93,36 +94,30 @@ def test_an_arm_is_stopped_for_a_reason_or_goes_on(arm, base, rule, seeds, reaso
 
 def test_a_look_waits_for_every_arm_so_that_it_does_not_depend_on_who_is_first():
     runs = {"base": BASE, "a": runs_of("150 152 - - -"), "b": runs_of("100 - - - -")}
-    found = decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base")
+    found = decide(runs, SETTLED, MODERATED, baseline="base")
     assert (found.seeds, found.stopped) == (2, {})
     # a run that failed is not waited for
-    runs["b"][1] = replace(runs["b"][1], lost=True)
-    assert set(decide(runs, SETTLED, Method(alpha=LEVEL), baseline="base").stopped) == {
-        "a"
-    }
+    failed = replace(runs["b"][1], lost=True)
+    runs["b"][1] = failed
+    assert set(decide(runs, SETTLED, MODERATED, baseline="base").stopped) == {"a"}
     # Two results of three seeds are no third look.
-    runs["b"] = [*runs_of("120"), runs["b"][1], *runs_of("- - 119 - -")[2:]]
+    runs["b"] = runs_of("120 - 119 - -")
+    runs["b"][1] = failed
     assert set(decide(runs, SETTLED, MODERATED, baseline="base").stopped) == {"a"}
 
 
 def test_settled_arms_stay_so_and_when_no_arm_needs_another_run_the_baseline_needs_none():
     for going, seeds in (("98 108 - - -", 3), ("98 108 101 99 -", 5)):
-        arms = {
-            "base": BASE,
-            "costly": runs_of("150 152 149 - -"),
-            "open": runs_of(going),
-        }
+        costly = runs_of("150 152 149 - -")
+        arms = {"base": BASE, "costly": costly, "open": runs_of(going)}
         found = decide(arms, SETTLED, MODERATED, baseline="base")
         assert (set(found.stopped), found.seeds) == ({"costly"}, seeds)
     few = runs_of("100 101 - - -")
-    alone = {"base": few, "costly": runs_of("150 152 - - -"), "base again": few}
-    done = decide(
-        alone, SETTLED, MODERATED, baseline="base", never=frozenset({"base again"})
-    )
-    assert {arm: stop.seeds for arm, stop in done.stopped.items()} == dict.fromkeys(
-        alone, 2
-    )
-    assert done.seeds == 2
+    arms = {"base": few, "costly": runs_of("150 152 - - -"), "again": few}
+    never = frozenset({"again"})
+    done = decide(arms, SETTLED, MODERATED, baseline="base", never=never)
+    assert set(done.stopped) == set(arms)
+    assert {stop.seeds for stop in done.stopped.values()} == {done.seeds} == {2}
 
 
 # ---- a study ---------------------------------------------------------------------------------------------
@@ -134,18 +129,20 @@ STOP = {"diverged": 2, "settled": {"looks": [2, 3, 4, 5]}}
 def stopped(make_study):
     """bf16 and a fair arm with all their runs; a bad arm after three seeds; an arm that diverges."""
     rng = np.random.default_rng(3)
+
+    def runs(count, **more):
+        return [smooth_curve(rng, **more) for _ in range(count)]
+
     curves = {
-        "bf16": [smooth_curve(rng) for _ in range(5)],
-        "fair": [smooth_curve(rng, cost=0.02) for _ in range(5)],
-        "bad": [smooth_curve(rng, cost=0.5) for _ in range(3)]
-        + [smooth_curve(rng, cost=-0.5)[:4], []],
-        "wild": [smooth_curve(rng, cost=0.1, diverge_at=200_000) for _ in range(2)]
-        + [[], [], []],
+        "bf16": runs(5),
+        "fair": runs(5, cost=0.02),
+        "bad": [*runs(3, cost=0.5), runs(1, cost=-0.5)[0][:4], []],
+        "wild": [*runs(2, cost=0.1, diverge_at=200_000), [], [], []],
     }
-    states = {("bad", 3): "stopped", ("bad", 4): "pending"}
-    states |= {
-        ("wild", seed): "diverged" if seed < 2 else "pending" for seed in range(5)
-    }
+    states = dict.fromkeys(
+        [("bad", 4), ("wild", 2), ("wild", 3), ("wild", 4)], "pending"
+    )
+    states |= {("bad", 3): "stopped", ("wild", 0): "diverged", ("wild", 1): "diverged"}
     return make_study(
         curves, states=states, target={"value": 2.14}, stop=STOP, intervals="own"
     )
@@ -154,34 +151,27 @@ def stopped(make_study):
 def test_the_report_counts_a_stopped_arms_runs_at_its_look_alone(stopped):
     check_words("arms are stopped early", said_of(analysed(stopped)))
     arms = arms_of(stopped)
-    bad, wild, fair = arms["bad"], arms["wild"], arms["fair"]
+    bad = arms["bad"]
     seeds = bad.stopped.seeds
     assert (bad.stopped.kind, bad.n) == ("settled", seeds)
     assert [run.end for run in bad.runs[seeds:]] == ["unused"] * bad.count("unused")
-    assert bad.power is wild.token_cost.restricted is None
-    assert fair.stopped is None
+    assert bad.power is arms["wild"].token_cost.restricted is None
+    assert arms["fair"].stopped is None
     assert {arm.alpha for arm in arms.values()} == {LEVEL}
     # A run that ended after the look by chance is not used.
     late = stopped.run(stopped.plan().arms[2].runs[3].id)
-    for tokens, loss in line(*[1.9] * 10, every=100_000):
-        append_line(
-            late.metrics_path,
-            {"kind": "eval", "tokens": tokens, "step": 1, "val_loss": loss},
-        )
+    row = {"kind": "eval", "step": 1, "val_loss": 1.9}
+    for tokens in range(100_000, 1_000_001, 100_000):
+        append_line(late.metrics_path, row | {"tokens": tokens})
     late.write_status(replace(late.status(), state="finished", tokens=1_000_000))
     after = arms_of(stopped)["bad"]
     assert (after.token_cost, after.runs[3].end) == (bad.token_cost, "unused")
 
 
 def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
-    unused = {
-        run.run_id
-        for arm in arms_of(stopped).values()
-        for run in arm.runs
-        if run.end == "unused"
-    }
+    runs = [run for arm in arms_of(stopped).values() for run in arm.runs]
     found = Unneeded(stopped)()
-    assert set(found) == unused
+    assert set(found) == {run.run_id for run in runs if run.end == "unused"}
     assert "2 of its runs have diverged" in found.values()
     stopped.write_plan(replace(stopped.plan(), stop=None))
     assert Unneeded(stopped)() == {}
@@ -193,27 +183,22 @@ def test_what_is_unneeded_is_what_the_report_does_not_use(stopped):
 def settled_study(make_study, arms, **more):
     """A study with seeds until settled; ``arms``: the tokens to a loss of 2 of each seed that has run."""
 
-    def curve(tokens):
-        return [(t, float(2 + 0.5 * np.log(tokens / t))) for t in range(50, 401, 25)]
-
-    seeds = {name: list(map(float, own.split())) for name, own in arms.items()}
-    curves = {
-        name: [curve(t) for t in own] + [[]] * (5 - len(own))
-        for name, own in seeds.items()
-    }
-    states = {
-        (name, seed): "stopped"
-        for name, own in seeds.items()
-        for seed in range(len(own), 5)
-    }
-    rule = {"settled": {"looks": [2, 3, 4, 5]}}
+    curves = {}
+    states = {}
+    for name, own in arms.items():
+        curves[name] = [[]] * 5
+        for seed in range(5):
+            states[name, seed] = "stopped"
+        for seed, tokens in enumerate(map(float, own.split())):
+            del states[name, seed]
+            losses = [
+                (at, 2 + 0.5 * math.log(tokens / at)) for at in range(50, 401, 25)
+            ]
+            curves[name][seed] = losses
+    stop = {"settled": {"looks": [2, 3, 4, 5]}}
+    target = {"value": 2.0}
     return make_study(
-        curves,
-        states=states,
-        target={"value": 2.0},
-        stop=rule,
-        paired_seeds=True,
-        **more,
+        curves, states=states, target=target, stop=stop, paired_seeds=True, **more
     )
 
 
@@ -225,9 +210,8 @@ def test_an_arm_that_is_settled_keeps_the_interval_of_its_look(make_study):
     found = arms_of(settled_study(make_study, arms))
     assert found["quick"].stopped.seeds == 2
     first = {name: runs_of(own)[:2] for name, own in arms.items()}
-    sides = {
-        name: (own, first["base"]) for name, own in first.items() if name != "base"
-    }
+    base = first.pop("base")
+    sides = {name: (own, base) for name, own in first.items()}
     at_look = token_costs(sides, MODERATED)["quick"]
     cost = found["quick"].token_cost
     assert (cost.low, cost.high) == pytest.approx((at_look.low, at_look.high), rel=1e-3)
@@ -240,8 +224,11 @@ def test_a_step_from_the_baseline_is_the_headlines_cost(make_study):
         "fprop": "300 306",
         "both": "320 322 330 318 325",
     }
-    gemms = {"bf16": (), "fprop": ("fprop",), "both": ("fprop", "dgrad")}
-    resolved = {name: resolved_recipe(*own) for name, own in gemms.items()}
+    resolved = {
+        "bf16": resolved_recipe(),
+        "fprop": resolved_recipe("fprop"),
+        "both": resolved_recipe("fprop", "dgrad"),
+    }
     analysis = analysed(settled_study(make_study, arms, resolved=resolved))
     first, second = analysis.steps
     arm = analysis.others[0]

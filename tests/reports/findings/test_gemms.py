@@ -31,6 +31,14 @@ def configured(recipe, **training):
     )
 
 
+def configs_of(arms):
+    """Return the configurations of arms, some of which are recipes."""
+    return {
+        name: configured(arm) if isinstance(arm, Recipe) else arm
+        for name, arm in arms.items()
+    }
+
+
 def of(*gemms, **more):
     return resolve(RecipeSpec(gemms=list(gemms), **more))
 
@@ -56,36 +64,30 @@ def presets(*names):
     ],
 )  # fmt: skip
 def test_steps_are_pairs_that_differ_in_one_gemm(arms, steps):
-    configs = {
-        name: one if isinstance(one, RecordedConfig) else configured(one)
-        for name, one in arms.items()
-    }
-    found = find_steps(configs, lambda *pair: Cost(kind="point", note="/".join(pair)))
-    assert [(step.gemm, step.from_arm, step.to_arm) for step in found] == steps
-    assert [step.cost.note for step in found] == [
-        f"{one}/{other}" for _, one, other in steps
-    ]
+    found = find_steps(
+        configs_of(arms), lambda *pair: Cost(kind="point", note="/".join(pair))
+    )
+    assert [(step.gemm, *step.cost.note.split("/")) for step in found] == steps
+    assert all(step.cost.note == f"{step.from_arm}/{step.to_arm}" for step in found)
+
+
+WGRAD = ("wgrad", 0.1, 0.2, "interval")
 
 
 @pytest.mark.parametrize(
     ("steps", "greatest"),
     [
-        ([("fprop", 0.01, 0.04), ("wgrad", 0.1, 0.2)], "wgrad"),
-        ([("fprop", 0.01, 0.12), ("wgrad", 0.1, 0.2)], None),
-        ([("wgrad", 0.1, 0.2)], None),
-        ([("fprop", 0.01, 0.04), ("wgrad", 0.1, 0.2, "point")], None),
+        ([("fprop", 0.01, 0.04, "interval"), WGRAD], "wgrad"),
+        ([("fprop", 0.01, 0.12, "interval"), WGRAD], None),
+        ([WGRAD], None),
+        ([("fprop", 0.01, 0.04, "point"), WGRAD], None),
     ],
 )
 def test_the_greatest_step_needs_intervals_that_do_not_overlap(steps, greatest):
-    found = [
-        Step(
-            gemm=gemm,
-            from_arm="x",
-            to_arm="y",
-            cost=Cost(kind=(*kind, "interval")[0], low=low, high=high),
-        )
-        for gemm, low, high, *kind in steps
-    ]
+    found = []
+    for gemm, low, high, kind in steps:
+        cost = Cost(kind=kind, low=low, high=high)
+        found.append(Step(gemm=gemm, from_arm="x", to_arm="y", cost=cost))
     assert greatest_step(found) == greatest
 
 
@@ -93,11 +95,7 @@ def test_the_greatest_step_needs_intervals_that_do_not_overlap(steps, greatest):
 
 
 def matrices(recipes, **more):
-    configs = {
-        name: configured(one) if isinstance(one, Recipe) else one
-        for name, one in recipes.items()
-    }
-    return find_matrices(find_cells(configs, **more))
+    return find_matrices(find_cells(configs_of(recipes), **more))
 
 
 def test_the_rows_of_amds_table_are_the_rows():
@@ -150,32 +148,29 @@ def test_what_is_no_grid_has_none(recipes):
 
 
 def test_what_else_differs_is_another_matrix():
-    cells = {"a": (F, "none"), "b": (FD, "none"), "c": (FD, "sr"), "d": (F, "sr")}
-    each = {
-        f"{rest} {name}": of(*gemms, stabiliser=stabiliser, rest=rest)
-        for rest in ("bf16", "fp8")
-        for name, (gemms, stabiliser) in cells.items()
-    }
-    whole = {name: one for name, one in each.items() if name[-1] != "d"}
+    arms = {}
+    for rest in ("bf16", "fp8"):
+        arms |= {
+            f"{rest} a": of(*F, rest=rest),
+            f"{rest} b": of(*FD, rest=rest),
+            f"{rest} c": of(*FD, rest=rest, stabiliser="sr"),
+        }
     names = [("bf16 a", "bf16 b", "bf16 c"), ("fp8 a", "fp8 b", "fp8 c")]
-    assert [one.names for one in matrices(whole)] == names
-    assert (
-        matrices({name: each[name] for name in ("bf16 a", "bf16 b", "fp8 d", "fp8 c")})
-        == ()
-    )
+    assert [matrix.names for matrix in matrices(arms)] == names
+    mixed = {name: arms[name] for name in ("bf16 a", "bf16 b", "fp8 c")}
+    assert matrices(mixed | {"d": of(*F, rest="fp8", stabiliser="sr")}) == ()
     # All three GEMMs in FP4 leave no other GEMM that could differ: they belong to the first that takes them.
-    assert [len(one.names) for one in matrices(whole | {"all": of(*FDW)})] == [4, 3]
+    found = matrices(arms | {"all": of(*FDW)})
+    assert [len(matrix.names) for matrix in found] == [4, 3]
 
 
 def test_a_learning_rate_of_its_own_is_another_arm_unless_each_arm_was_tuned():
-    names = ("amd-f", "amd-fd", "amd-f-sr", "amd-fd-sr")
-    tuned = {
-        name: configured(PRESETS[name].recipe, learning_rate=0.001 * i)
-        for i, name in enumerate(names, 1)
-    }
+    tuned = {}
+    for name, recipe in presets("amd-f", "amd-fd", "amd-f-sr", "amd-fd-sr").items():
+        tuned[name] = configured(recipe, learning_rate=0.001 * len(tuned))
     assert matrices(tuned) == ()
     (found,) = matrices(tuned, free=["learning_rate"])
-    assert set(found.names) == set(names)
+    assert set(found.names) == set(tuned)
 
 
 # ---- published -------------------------------------------------------------------------------------------

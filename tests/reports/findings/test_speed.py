@@ -14,6 +14,7 @@ from synthetic_study import (
     analysed,
     hits,
     native_study,
+    parts,
     rewrite,
     speed_of,
     token_cost,
@@ -35,6 +36,8 @@ from ablate.reports.findings.speed import (
 from ablate.results.cost import Cost, log_tokens
 from ablate.results.ends import RunResult
 from ablate.results.intervals import (
+    NO_SPREAD,
+    ONE_RUN,
     Interval,
     Method,
     difference,
@@ -50,47 +53,38 @@ ARM = [(110.0, 12.1), (113.0, 12.0), (108.0, 12.4)]
 
 def timed(pairs):
     """Runs of these tokens to target and tokens/s."""
-    return [
-        RunResult(
-            **vars(end), run_id=f"{end.seed}", arm="a", state="finished", tokens=np.empty(0),
-            loss=np.empty(0), trained=20, budget=20, message=None, seconds=None, tokens_per_sec=speed,
-            devices=1, backend_mode="native",
-        )
-        for end, (_, speed) in zip(hits(*(tokens for tokens, _ in pairs)), pairs, strict=True)
-    ]  # fmt: skip
-
-
-def ends(interval):
-    return interval.low, interval.high
+    runs = []
+    for seed, (tokens, speed) in enumerate(pairs):
+        run = RunResult(
+            seed=seed, end="hit", low=tokens, high=tokens, run_id=f"{seed}", arm="a", state="finished",
+            tokens=np.empty(0), loss=np.empty(0), trained=20, budget=20, message=None, seconds=None,
+            tokens_per_sec=speed, devices=1, backend_mode="native",
+        )  # fmt: skip
+        runs.append(run)
+    return runs
 
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_both_errors_are_in_the_end_to_end_speed_as_logged(paired):
     how = Method(paired=paired)
     found = measured_speed(timed(ARM), timed(BASE), how)
-    test = (
-        stats.ttest_rel
-        if paired
-        else (lambda *sides: stats.ttest_ind(*sides, equal_var=False))
-    )
     times = [
         [math.log(tokens / speed) for tokens, speed in side] for side in (BASE, ARM)
     ]
     speeds = [[math.log(speed) for _, speed in side] for side in (ARM, BASE)]
     for ours, logs in ((found.end_to_end, times), (found.throughput, speeds)):
-        assert ends(ours) == pytest.approx(
-            np.exp(test(*logs).confidence_interval(0.95))
+        test = (
+            stats.ttest_rel(*logs)
+            if paired
+            else stats.ttest_ind(*logs, equal_var=False)
         )
-        assert ours.estimate == pytest.approx(
-            math.exp(np.mean(logs[0]) - np.mean(logs[1]))
-        )
-    assert found.hours.estimate == pytest.approx(
-        stats.gmean([t / s for t, s in ARM]) / 3600
-    )
-    together = measured_speed(
-        [replace(run, devices=8) for run in timed(ARM)], timed(BASE), how
-    )
-    assert together.hours.estimate == pytest.approx(8 * found.hours.estimate)
+        gap = np.mean(logs[0]) - np.mean(logs[1])
+        assert parts(ours) == pytest.approx(np.exp([gap, *test.confidence_interval()]))
+    hours = stats.gmean([tokens / speed for tokens, speed in ARM]) / 3600
+    assert found.hours.estimate == pytest.approx(hours)
+    on_eight = [replace(run, devices=8) for run in timed(ARM)]
+    together = measured_speed(on_eight, timed(BASE), how)
+    assert together.hours.estimate == pytest.approx(8 * hours)
     assert together.end_to_end == found.end_to_end
 
 
@@ -101,27 +95,21 @@ def test_never_over_the_hits_alone_nor_over_the_runs_that_were_timed():
     assert (found.end_to_end.estimate, found.hours.estimate) == (None, None)
     assert found.throughput.estimate is not None
     unknown = replace(first, tokens_per_sec=None)
-    assert (
-        measured_speed([unknown, *rest], timed(BASE), Method()).throughput.estimate
-        is None
-    )
+    found = measured_speed([unknown, *rest], timed(BASE), Method())
+    assert found.throughput.estimate is None
 
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_the_speed_up_of_a_timing_carries_the_errors_of_rates_and_of_tokens(paired):
-    tokens = [np.log(side) for side in ((110.0, 113.0, 108.0), (100.0, 104.0, 97.0))]
-    cost = token_cost(*(hits(*np.exp(side)) for side in tokens), paired=paired)
+    arm, base = hits(110.0, 113.0, 108.0), hits(100.0, 104.0, 97.0)
+    cost = token_cost(arm, base, paired=paired)
     found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=None)
-    rates = [mean_estimate(np.log(RATES[arm])) for arm in ("fp4", "fp8")]
-    whole = difference(difference(*rates), cost.figure)
+    rates = difference(*(mean_estimate(np.log(RATES[arm])) for arm in ("fp4", "fp8")))
     for ours, by_hand in (
-        (found.end_to_end, whole),
-        (found.throughput, difference(*rates)),
+        (found.end_to_end, difference(rates, cost.figure)),
+        (found.throughput, rates),
     ):
-        assert ends(ours) == pytest.approx(ends(exponential(t_interval(by_hand))))
-    assert found.end_to_end.estimate == pytest.approx(
-        stats.gmean(RATES["fp4"]) / stats.gmean(RATES["fp8"]) / (1 + cost.estimate)
-    )
+        assert parts(ours) == pytest.approx(parts(exponential(t_interval(by_hand))))
 
 
 CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]
@@ -130,83 +118,64 @@ CENSORED = [*hits(5.0), Outcome(seed=9, end="censored", low=300.0)]
 @pytest.mark.parametrize(
     ("arm", "base", "estimate", "note"),
     [
-        (hits(5.0), hits(4.0), True, "n = 1: no interval"),
-        (
-            hits(5.0, 5.0),
-            hits(4.0, 4.0),
-            True,
-            "all runs gave the same figure: no interval",
-        ),
+        (hits(5.0), hits(4.0), True, ONE_RUN),
+        (hits(5.0, 5.0), hits(4.0, 4.0), True, NO_SPREAD),
         (CENSORED, hits(4.0, 4.1), False, "this arm: of 2 runs"),
     ],
 )
 def test_what_has_no_interval_makes_none(arm, base, estimate, note):
-    cost, tokens = token_cost(arm, base), log_tokens(arm)
+    cost = token_cost(arm, base)
+    tokens = log_tokens(arm)
     found = alone_speed(RATES["fp4"], RATES["fp8"], cost=cost, tokens=tokens)
-    assert (found.end_to_end.estimate is not None, found.end_to_end.low) == (
-        estimate,
-        None,
-    )
+    for interval in (found.end_to_end, found.hours):
+        assert (interval.estimate is not None, interval.low) == (estimate, None)
     assert found.end_to_end.note.startswith(note)
     assert found.throughput.low is not None
-    assert (found.hours.estimate is not None, found.hours.low) == (estimate, None)
 
 
 def test_modelled_net_speed_has_the_errors_of_the_model_and_of_the_token_cost():
-    fp8, fp4 = (
-        whole_config(PRESETS["te-hybrid-fp8"].recipe),
-        whole_config(PRESETS["amd-fdw-dht16"].recipe),
-    )
+    fp8 = whole_config(PRESETS["te-hybrid-fp8"].recipe)
+    fp4 = whole_config(PRESETS["amd-fdw-dht16"].recipe)
 
-    def modelled(arm, base, tokens=None, hardware="MI355X", **cost):
+    def modelled(arm, base, tokens=None, **cost):
         found = modelled_speed(arm, base, tokens_to_target=tokens, cost=Cost(**cost))
-        return next((one for one in found if one.hardware == hardware), None)
+        return {one.hardware: one for one in found}
 
     cost = {"kind": "interval", "estimate": 0.08, "low": 0.05, "high": 0.12}
-    one, nowhere = (
-        modelled(fp4, fp8, 3.6e9, hardware, **cost) for hardware in ("MI355X", "H100")
+    found = modelled(fp4, fp8, 3.6e9, **cost)
+    speed, net, hours = (
+        getattr(found["MI355X"], name) for name in ("speed", "net", "hours")
     )
-    speed, net, hours = one.speed, one.net, one.hours
     slow, fast = (
-        token_time(workload_of(one), one.recipe, "MI355X").by_kernel()
-        for one in (fp8, fp4)
+        token_time(workload_of(arm), arm.recipe, "MI355X") for arm in (fp8, fp4)
     )
-    assert vars(speed).items() >= vars(speed_up(slow, fast)).items()
-    assert net.estimate == pytest.approx(speed.estimate / 1.08)
-    up, down = (
-        math.log(speed.high / speed.estimate),
-        math.log(speed.low / speed.estimate),
+    assert (
+        vars(speed).items()
+        >= vars(speed_up(slow.by_kernel(), fast.by_kernel())).items()
     )
-    assert net.high == pytest.approx(
-        net.estimate * math.exp(math.hypot(up, math.log(1.08 / 1.05)))
-    )
-    assert net.low == pytest.approx(
-        net.estimate * math.exp(-math.hypot(down, math.log(1.12 / 1.08)))
+    up = math.hypot(math.log(speed.high / speed.estimate), math.log(1.08 / 1.05))
+    down = math.hypot(math.log(speed.low / speed.estimate), math.log(1.12 / 1.08))
+    middle = speed.estimate / 1.08
+    assert parts(net) == pytest.approx(
+        (middle, middle * math.exp(-down), middle * math.exp(up))
     )
     assert hours.low < hours.estimate < hours.high
-    assert nowhere.speed == nowhere.hours == Interval()
-    bound = modelled(fp4, fp8, kind="bound", low=0.2, note="why")
-    assert (bound.net.estimate, bound.net.note, bound.hours) == (
-        None,
-        "why",
-        Interval(),
-    )
+    assert found["H100"].speed == found["H100"].hours == Interval()
+    bound = modelled(fp4, fp8, kind="bound", low=0.2, note="why")["MI355X"]
+    assert bound.net == Interval(note="why")
+    assert bound.hours == Interval()
     own = whole_config(Recipe())
-    one = modelled(own, own, 1e12, kind="baseline")
-    assert one.speed == one.net == Interval(estimate=1.0, low=1.0, high=1.0)
+    alone = modelled(own, own, 1e12, kind="baseline")["MI355X"]
+    assert alone.speed == alone.net == Interval(estimate=1.0, low=1.0, high=1.0)
     seconds = token_time(workload_of(own), Recipe(), "MI355X").total * 1e12
-    assert one.hours.estimate == pytest.approx(seconds / 3600)
+    assert alone.hours.estimate == pytest.approx(seconds / 3600)
     # A model that a trainer builds, and that the configuration does not describe, has nothing to model.
     trained = replace(own, trainer="mine.py:train")
-    assert modelled(trained, own, **cost) is None
+    assert modelled(trained, own, **cost) == {}
     assert share_in_fp4(trained) is None
 
 
 # ---- a study ---------------------------------------------------------------------------------------------
-
-
-def runs_of(store):
-    return [store.run(entry.id) for _, entry in store.plan().runs()]
 
 
 def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
@@ -217,19 +186,15 @@ def test_what_was_timed_alone_feeds_the_speed_up_of_the_report(tmp_path):
     written = write_report(store)
     check_page("native", written.markdown)
     fp8, fp4 = json.loads(written.json.read_text())["arms"]
-    cost, measured = fp4["token_cost"]["estimate"], fp4["measured"]
+    measured = fp4["measured"]
     assert measured["timed"] == "alone"
     # As timed alone; the runs' own rows would say 1.
-    assert measured["throughput_over_baseline"]["estimate"] == pytest.approx(
-        1.5, abs=0.01
-    )
-    assert measured["end_to_end_speed"]["estimate"] == pytest.approx(
-        1.5 / (1 + cost), abs=0.01
-    )
-    seconds = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"])
-    assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(
-        seconds / 3600
-    )
+    over_baseline = measured["throughput_over_baseline"]["estimate"]
+    assert over_baseline == pytest.approx(1.5, abs=0.01)
+    end_to_end = over_baseline / (1 + fp4["token_cost"]["estimate"])
+    assert measured["end_to_end_speed"]["estimate"] == pytest.approx(end_to_end)
+    hours = fp8["tokens_to_target"]["estimate"] / stats.gmean(RATES["fp8"]) / 3600
+    assert fp8["measured"]["gpu_hours_to_target"]["estimate"] == pytest.approx(hours)
 
 
 EMULATED = {
@@ -240,10 +205,8 @@ EMULATED = {
 BUSY = {"timing_valid": False, "why_not": "the GPU is 40 % busy"}
 STALE = {"run": "0123456789abcdef"}
 B200 = Device(kind="cuda", arch="sm_100", name="B200")
-OLD, NO_BASE = (
-    "timed with another configuration than its runs have",
-    "no baseline to compare it with",
-)
+OLD = "timed with another configuration than its runs have"
+NO_BASE = "no baseline to compare it with"
 OTHER_CODE = "timed with other code than trained its runs"
 
 
@@ -270,11 +233,9 @@ def test_what_does_not_count_is_named_and_gives_no_speed(
     tmp_path, fp8, fp4, record, not_used
 ):
     store = native_study(tmp_path)
-    speeds = [
-        speed_of(store, arm, **own)
-        for arm, own in (("fp8", fp8), ("fp4", fp4))
-        if own is not None
-    ]
+    speeds = [speed_of(store, "fp8", **fp8)]
+    if fp4 is not None:
+        speeds.append(speed_of(store, "fp4", **fp4))
     write_throughput(store, *speeds, **record)
     analysis = analysed(store)
     assert [analysis.throughput.not_used.get(arm) for arm in ("fp8", "fp4")] == not_used
@@ -289,7 +250,7 @@ def test_what_does_not_count_is_named_and_gives_no_speed(
 @pytest.mark.parametrize("mode", ["emulated", "imported"])
 def test_no_other_timing_of_a_run_becomes_a_speed(tmp_path, mode):
     store = native_study(tmp_path)
-    run = runs_of(store)[0]
+    run = store.run(store.plan().arms[0].runs[0].id)
     rewrite(run, run.environment_path, backend_mode=mode)
     write_throughput(store, speed_of(store, "fp8"), speed_of(store, "fp4"))
     analysis = analysed(store)

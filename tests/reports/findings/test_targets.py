@@ -11,15 +11,14 @@ from synthetic_study import token_cost
 from ablate.reports.findings.targets import move_target
 from ablate.results.intervals import Method
 from ablate.results.losses import Curve
-from ablate.run.outcome import outcome
+from ablate.run.outcome import outcomes
 
 
 def curve(seed, stretch=1.0, *, points=40, noise=0.0, end="hit"):
     tokens = np.arange(1, points + 1) * 1000
     rng = np.random.default_rng(seed)
-    loss = (
-        1.5 + 3.0 * (1 + tokens / stretch / 4000) ** -0.5 + rng.normal(0, noise, points)
-    )
+    loss = 1.5 + 3.0 * (1 + tokens / stretch / 4000) ** -0.5
+    loss += rng.normal(0, noise, points)
     return Curve(
         run_id=str(seed), arm="a", seed=seed, end=end, tokens=tokens, loss=loss
     )
@@ -31,10 +30,9 @@ def target_sweep(arm, base):
 
 
 def test_a_stretched_axis_costs_the_same_at_every_target_and_a_lag_in_loss_more_and_more():
-    base = [curve(seed, 1.0 + 0.001 * seed) for seed in range(3)]
-    sweep = target_sweep(
-        [curve(seed, 1.2 * (1.0 + 0.001 * seed)) for seed in range(3)], base
-    )
+    paces = (1.0, 1.001, 1.002)
+    base = [curve(0, pace) for pace in paces]
+    sweep = target_sweep([curve(0, 1.2 * pace) for pace in paces], base)
     targets, costs = zip(*sweep, strict=True)
     assert len(targets) > 10
     assert np.all(np.diff(targets) < 0)
@@ -52,14 +50,19 @@ def test_each_target_is_read_as_the_studys_own():
     base = [curve(seed, noise=0.004) for seed in (0, 1, 2)]
     sweep = target_sweep(arm, base)
     target, cost = sweep[len(sweep) // 2]
-    ends = [
-        [
-            outcome(seed=one.seed, state="finished", tokens=one.tokens, loss=one.loss,
-                    target=target, rule="confirmed", budget_tokens=40_000)
-            for one in runs
+    ends = []
+    for runs in (arm, base):
+        outcomes_of_runs = [
+            outcomes(
+                seed=run.seed,
+                tokens=run.tokens,
+                loss=run.loss,
+                targets=[target],
+                rule="confirmed",
+            )[0]
+            for run in runs
         ]
-        for runs in (arm, base)
-    ]  # fmt: skip
+        ends.append(outcomes_of_runs)
     assert cost == token_cost(*ends)
 
 
@@ -79,7 +82,7 @@ HIGH = replace(curve(1, points=3), loss=np.full(3, 9.0), end="censored")
     ids=[
         "no run",
         "diverged",
-        "a baseline that diverged",
+        "diverged baseline",
         "one evaluation",
         "apart",
         "missing",
@@ -90,17 +93,16 @@ def test_no_sweep(arm, base):
 
 
 def test_runs_that_diverged_bound_the_cost_at_every_target():
-    base, diverged = (
-        [curve(seed) for seed in range(3)],
-        replace(curve(4), end="diverged", low=40_000),
-    )
+    base = [curve(seed) for seed in range(3)]
+    diverged = replace(curve(4), end="diverged", low=40_000)
     own = float(base[0].loss[20]) + 1e-3
     sides = {"a": ([diverged, curve(3, 1.1)], base), "b": (base, base)}
     found = move_target(sides, own, Method())
-    assert own in found["a"].targets == found["b"].targets
-    assert found["a"].sweep is None
+    moved = found["a"]
+    assert own in moved.targets == found["b"].targets
+    assert moved.sweep is None
     for ends, base_ends, cost in zip(
-        found["a"].ends, found["a"].base_ends, found["a"].costs, strict=True
+        moved.ends, moved.base_ends, moved.costs, strict=True
     ):
         assert diverged in ends
         assert cost == token_cost(ends, base_ends)

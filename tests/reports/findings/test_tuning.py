@@ -15,24 +15,22 @@ from ablate.results.frames import load_frames
 from ablate.results.stops import unneeded_runs
 
 
-def study_of(make_study, arms, points, **more):
-    """A study of arms, each of which has a learning rate, GEMMs in FP4 and a loss of each seed."""
+def study_of(make_study, **more):
+    """A study of ``ARMS``."""
+    curves = {}
+    resolved = {}
+    own_training = {}
+    for name, (rate, gemms, losses) in ARMS.items():
+        curves[name] = [line(3.0, loss, 1.5) for loss in losses]
+        resolved[name] = resolved_recipe(*gemms)
+        own_training[name] = {"learning_rate": rate}
     return make_study(
-        {
-            name: [points(loss) for loss in losses]
-            for name, (_, _, losses) in arms.items()
-        },
-        resolved={
-            name: resolved_recipe(*gemms) for name, (_, gemms, _) in arms.items()
-        },
-        own_training={
-            name: {"learning_rate": rate} for name, (rate, _, _) in arms.items()
-        },
-        **more,
+        curves, resolved=resolved, own_training=own_training, tuning=TUNING, **more
     )
 
 
-# The loss half-way: with a lower one a run reaches the target sooner.
+# Of each arm the learning rate, the GEMMs in FP4, and the loss half-way of each seed: with a lower one a run
+# reaches the target sooner.
 ARMS = {
     "bf16": (0.002, (), (2.00, 2.02, 1.98)),
     "fprop": (0.002, ("fprop",), (2.60, 2.58, 2.62)),
@@ -70,13 +68,7 @@ TUNING = {
 
 @pytest.fixture
 def tuned(make_study):
-    return study_of(
-        make_study,
-        ARMS,
-        lambda loss: line(3.0, loss, 1.5),
-        target={"value": 1.7},
-        tuning=TUNING,
-    )
+    return study_of(make_study, target={"value": 1.7})
 
 
 def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned):
@@ -85,16 +77,13 @@ def test_the_comparison_is_at_the_values_found_with_the_studys_own_beside(tuned)
     arms = {arm.name: arm for arm in analysis.arms}
     assert list(arms) == ["bf16 tuned", "fprop tuned", "alike"]
     assert abs(arms["fprop tuned"].token_cost.estimate) < 0.01
-    assert arms["fprop tuned"].planned.differs["training.learning_rate"] == (
-        0.004,
-        0.008,
-    )
-    assert arms["alike"].planned.differs["training.learning_rate"] == (0.004, 0.002)
+    for name, rate in (("fprop tuned", 0.008), ("alike", 0.002)):
+        rates = arms[name].planned.differs["training.learning_rate"]
+        assert rates == (0.004, rate)
     assert [arm.name for arm in analysis.every_arm] == ["bf16", "fprop", *arms]
     # A GEMM's step is found although the rates differ.
-    assert ("bf16 tuned", "fprop tuned") in {
-        (step.from_arm, step.to_arm) for step in analysis.steps
-    }
+    pairs = [(step.from_arm, step.to_arm) for step in analysis.steps]
+    assert ("bf16 tuned", "fprop tuned") in pairs
 
 
 def test_the_trials_losses_are_in_the_studys_unit(tuned):
@@ -102,10 +91,8 @@ def test_the_trials_losses_are_in_the_studys_unit(tuned):
     tuned.write_plan(replace(tuned.plan(), loss_unit="log10"))
     written = write_report(tuned)
     assert written.markdown.read_text() == in_nats.replace("nats/token", "log10/token")
-    assert (
-        "final validation loss (log10/token)"
-        in (written.figures / "trials.svg").read_text()
-    )
+    figure = (written.figures / "trials.svg").read_text()
+    assert "final validation loss (log10/token)" in figure
 
 
 def test_pages_and_json_say_it(tuned):
@@ -116,22 +103,16 @@ def test_pages_and_json_say_it(tuned):
     assert [arm["name"] for arm in found["arms_at_shared_values"]] == ["bf16", "fprop"]
     assert found["groups"][2]["trials"][2]["diverged"] == 1
     analysis = analysed(tuned)
-    other = replace(analysis.tuning.plan, fields={"weight_decay": {}})
-    assert (
-        draw_trials(replace(analysis, tuning=replace(analysis.tuning, plan=other)))
-        is None
-    )
+    plan = replace(analysis.tuning.plan, fields={"weight_decay": {}})
+    tuning = replace(analysis.tuning, plan=plan)
+    assert draw_trials(replace(analysis, tuning=tuning)) is None
 
 
 def test_before_tuning_has_ended_the_report_says_so(make_study):
-    pending = TUNING | {
-        "done": False,
-        "tuned": {},
-        "groups": [TUNING["groups"][0] | {"chosen": None}],
-    }
-    store = make_study(
-        {name: [line(3.0, 2.0, 1.5)] * 2 for name in ("bf16", "fprop")}, tuning=pending
-    )
+    groups = [TUNING["groups"][0] | {"chosen": None}]
+    pending = TUNING | {"done": False, "tuned": {}, "groups": groups}
+    runs = [line(3.0, 2.0, 1.5)] * 2
+    store = make_study({"bf16": runs, "fprop": runs}, tuning=pending)
     written = write_report(store)
     assert written.notices[0].startswith(
         "Tuning has not ended (ablate status 'synthetic tune')"
@@ -142,22 +123,13 @@ def test_before_tuning_has_ended_the_report_says_so(make_study):
 
 def test_a_stop_rule_is_asked_of_both_comparisons(make_study):
     """An arm that diverges at the study's own value is stopped there, and goes on at the value found."""
-    states = {
-        (arm, seed): "pending" if seed else "diverged"
-        for arm in ("fprop", "alike")
-        for seed in range(3)
-    }
-    store = study_of(
-        make_study, ARMS, lambda loss: line(3.0, loss, 1.5), states=states, tuning=TUNING,
-        stop={"diverged": 1},
-    )  # fmt: skip
-    unneeded = unneeded_runs(load_frames(store))
+    states = {}
+    unneeded = []
+    for arm in ("fprop", "alike"):
+        states |= {(arm, 0): "diverged", (arm, 1): "pending", (arm, 2): "pending"}
+        unneeded += [(arm, 1), (arm, 2)]
+    store = study_of(make_study, states=states, stop={"diverged": 1})
     ids = {run.id: (arm.name, run.seed) for arm, run in store.plan().runs()}
-    assert {ids[run] for run in unneeded} == {
-        (arm, seed) for arm in ("fprop", "alike") for seed in (1, 2)
-    }
-    found = analysed(store)
-    assert [arm.name for arm in found.every_arm if arm.stopped is not None] == [
-        "fprop",
-        "alike",
-    ]
+    assert [ids[run] for run in unneeded_runs(load_frames(store))] == unneeded
+    stopped = [arm.name for arm in analysed(store).every_arm if arm.stopped is not None]
+    assert stopped == ["fprop", "alike"]
