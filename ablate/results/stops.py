@@ -61,8 +61,6 @@ class Unneeded:
 
     def __call__(self) -> Mapping[str, str]:
         """Return ids and reasons; decided anew only after another run has ended."""
-        if self._plan.stop is None:
-            return {}
         known: dict[str, State] = {}
         for _, run in self._plan.runs():
             state = self._known.get(run.id)

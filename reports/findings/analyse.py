@@ -289,7 +289,7 @@ def _of_environments(frames: StudyFrames) -> dict[str, Any]:
         resumed_differently += bool(whole.get("resumed_differently"))
     return {
         "environments": tuple(
-            (machines[text], count) for text, count in runs_of_machines.items()
+            zip(machines.values(), runs_of_machines.values(), strict=True)
         ),
         "backends": tuple(backends.items()),
         "accumulators": {detail: tuple(arms) for detail, arms in accumulators.items()},

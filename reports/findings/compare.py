@@ -148,7 +148,7 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         raise UserError(
             f"losses in {' and '.join(units)} cannot be compared", hint=hint
         )
-    placed = [_placed(analysis) for analysis in analyses]
+    placed: Sequence[PlacedStudy] = [_placed(analysis) for analysis in analyses]
     axis: Axis = ""
     places: Sequence[int] = (1, 10)
     if len(placed) > 2:
@@ -177,9 +177,8 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
             left_out[name] = reason
             continue
         arms.append(arm)
-        for key, values in _differing(
-            list(map(_settings, results, frames)), results
-        ).items():
+        settings = list(map(_settings, results, frames))
+        for key, values in _differing(settings, results).items():
             differs[f"{name}: {key}"] = values
     if not arms:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -198,9 +197,9 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         name = f"{arm.name} over {over.name}"
         pairs.append(_compared_arm(name, results, places, level_of(rule)))
     return Comparison(
-        studies=placed,
+        studies=tuple(placed),
         axis=axis,
-        places=places,
+        places=tuple(places),
         arms=tuple(arms),
         pairs=tuple(pairs),
         holding={
