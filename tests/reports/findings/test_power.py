@@ -44,9 +44,8 @@ def moved(values, mean, spread=SPREAD):
 def how_often_found(effect, error, degrees):
     """By the noncentral t of scipy.stats, where ours is of scipy.special alone."""
     edge = stats.t.ppf(0.975, degrees)
-    return stats.nct.sf(edge, degrees, effect / error) + stats.nct.cdf(
-        -edge, degrees, effect / error
-    )
+    t = stats.nct(degrees, effect / error)
+    return t.sf(edge) + t.cdf(-edge)
 
 
 def how_often_settled(n, effect, limit):
@@ -63,15 +62,14 @@ def how_often_settled(n, effect, limit):
 def test_the_smallest_cost_is_found_four_times_in_five(n):
     rng = np.random.default_rng(n)
     x, y = (moved(rng.normal(0, 1, n), 18) for _ in range(2))
+
+    def found(effect, seeds):
+        return how_often_found(effect, SPREAD * math.sqrt(2 / seeds), 2 * seeds - 2)
+
     effect = math.log1p(power(of(x), of(y)).smallest_cost)
-    assert how_often_found(
-        effect, SPREAD * math.sqrt(2 / n), 2 * n - 2
-    ) == pytest.approx(0.8, abs=1e-6)
+    assert found(effect, n) == pytest.approx(0.8, abs=1e-6)
     m = n + power(of(x + 0.02), of(y)).more_seeds
-    fewer, enough = (
-        how_often_found(0.02, SPREAD * math.sqrt(2 / k), 2 * k - 2) for k in (m - 1, m)
-    )
-    assert fewer < 0.8 <= enough
+    assert found(0.02, m - 1) < 0.8 <= found(0.02, m)
 
 
 @pytest.mark.parametrize(
@@ -90,27 +88,26 @@ def test_pairs_show_smaller_costs_and_need_fewer_seeds():
     n, effect, pairs = 5, 0.015, 0.014
     seeds = rng.normal(18, 0.05, n)
     x, y = of(seeds + moved(rng.normal(0, 1, n), effect, pairs)), of(seeds)
-    apart, found = power(x, y), power(x, y[::-1], paired=True)
+    apart = power(x, y)
+    found = power(x, y[::-1], paired=True)
     assert found.spread_of_the_pairs == pytest.approx(pairs)
     assert apart.spread_of_the_pairs is None
     assert found.spread_of_log_tokens == pytest.approx(apart.spread_of_log_tokens)
-    shown = how_often_found(
-        math.log1p(found.smallest_cost), pairs / math.sqrt(n), n - 1
-    )
-    assert shown == pytest.approx(0.8, abs=1e-6)
+
+    def shown(cost, seeds):
+        return how_often_found(cost, pairs / math.sqrt(seeds), seeds - 1)
+
+    smallest = math.log1p(found.smallest_cost)
+    assert shown(smallest, n) == pytest.approx(0.8, abs=1e-6)
     m = n + found.more_seeds
-    fewer, enough = (
-        how_often_found(effect, pairs / math.sqrt(k), k - 1) for k in (m - 1, m)
-    )
-    assert fewer < 0.8 <= enough
+    assert shown(effect, m - 1) < 0.8 <= shown(effect, m)
     assert found.smallest_cost < apart.smallest_cost / 2
     assert found.more_seeds < apart.more_seeds / 4
     # Runs that share a seed, as in logs without seeds, and seeds that are not in common make no pair.
     alike = [[replace(run, seed=0) for run in side] for side in (x, y)]
-    assert power(*alike, paired=True) == power(*alike) == apart
-    assert (
-        power(x, [replace(run, seed=run.seed + 5) for run in y], paired=True) == apart
-    )
+    assert power(*alike, paired=True) == apart
+    others = [replace(run, seed=run.seed + 5) for run in y]
+    assert power(x, others, paired=True) == apart
 
 
 def test_what_is_settled_needs_no_more_what_is_nothing_too_many_and_some_has_nothing_to_go_by():
@@ -120,11 +117,7 @@ def test_what_is_settled_needs_no_more_what_is_nothing_too_many_and_some_has_not
     one, two = of([18]), of([18, 18.1])
     # The spread of those that hit is not that of all: a bound has no power.
     censored = [Outcome(seed=9, end="censored", low=5.0), *two]
-    for arm, base in (
-        (one, two),
-        (two, one),
-        (of([18, 18]), of([18, 18])),
-        (censored, two),
-    ):
+    same = of([18, 18])
+    for arm, base in ((one, two), (two, one), (same, same), (censored, two)):
         assert power(arm, base) is None
     assert power(of([18, 19]), of([18.1, 19.1]), paired=True) is None
