@@ -219,8 +219,8 @@ def _compared_arm(
     places: Sequence[int],
     alpha: float,
 ) -> ComparedArm:
-    costs = [result and result.token_cost for result in results]
-    gaps = [result and result.difference for result in results]
+    costs = [None if result is None else result.token_cost for result in results]
+    gaps = [None if result is None else result.difference for result in results]
     return ComparedArm(
         name=name,
         token_cost=line_through(costs, places, alpha),
