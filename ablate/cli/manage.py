@@ -230,14 +230,19 @@ def logs(
 
 
 def _show_new(log: Path, place: int) -> int:
-    """Show what a log holds from a place on; return its end. Zeros are of writes that were cut off."""
+    """Show what a log holds from a place on; return its end. Parts that were left out are a line."""
+    left_out = 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log.open("rb") as file:
         file.seek(place)
         while piece := file.read(1 << 20):
             place += len(piece)
-            text = decoder.decode(piece.replace(b"\0", b""))
-            click.echo(safe_text(text, keep="\n\t"), nl=False)
+            text = piece.replace(b"\0", b"")
+            left_out += len(piece) - len(text)
+            if text and left_out >= 1 << 20:
+                click.echo(f"\n[… {left_out >> 20:,} MiB left out …]")
+                left_out = 0
+            click.echo(safe_text(decoder.decode(text), keep="\n\t"), nl=False)
     return place
 
 
