@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ablate.reports.read.mllog import read_mllog
-from ablate.reports.read.tables import Reading, read_csv, runs_of_log, runs_of_table
+from ablate.reports.read.rows import read_csv
+from ablate.reports.read.tables import Reading, runs_of_log, runs_of_table
 from ablate.run.log_rows import LogReader, LogSource
 from ablate.run.log_text import NewText
 

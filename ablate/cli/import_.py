@@ -251,7 +251,7 @@ def command(
         with_settings,
         write_study,
     )
-    from ablate.reports.read.tables import seeds_by_names
+    from ablate.reports.read.names import seeds_by_names
     from ablate.run.evaluations import notes_of
     from ablate.store import StudyStore
     from ablate.workflow.import_logs import LogImport

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from ablate.base.errors import UserError, as_user_error
 from ablate.reports.read import tables
 from ablate.reports.read.mllog import read_mllog
+from ablate.reports.read.names import arms_by_folders, by_pattern
+from ablate.reports.read.rows import read_csv, read_jsonl, read_wandb_chart
 from ablate.run.log_formats import FORMATS
 from ablate.run.log_rows import LogSource
 
@@ -113,12 +115,12 @@ class LogImport:
         runs: list[ImportedRun] = []
         for path in self._listed(self.files, "FILES"):
             with as_user_error(f"{path}: cannot be read"):
-                rows = tables.read_wandb_chart(path, self.faults, self.metric)
+                rows = read_wandb_chart(path, self.faults, self.metric)
                 by_arm = tables.runs_of_table(
                     path, rows, self.faults, self._reading("")
                 )
             runs += by_arm.get(None, [])
-        return tables.by_pattern(runs, self.arms, self.faults)
+        return by_pattern(runs, self.arms, self.faults)
 
     def _read_files(self) -> Runs:
         if bool(self.files) == bool(self.arms):
@@ -132,8 +134,8 @@ class LogImport:
         for name, places in self.arms.items():
             listed = self._listed(map(Path, places), f"--arm {name}")
             files += [(name, path) for path in listed]
-        arms_by_folders = tables.arms_by_folders(self._listed(self.files, "FILES"))
-        files += [("", path) for path in arms_by_folders]
+        arms_of_files = arms_by_folders(self._listed(self.files, "FILES"))
+        files += [("", path) for path in arms_of_files]
         for arm_of_file, path in files:
             try:
                 by_arm = self._read_file(path, arm_of_file, source)
@@ -142,7 +144,7 @@ class LogImport:
                 self.faults.append(f"{path}: cannot be read: {reason}")
                 continue
             for arm_of_row, runs in by_arm.items():
-                arm = arm_of_file or arm_of_row or arms_by_folders[path]
+                arm = arm_of_file or arm_of_row or arms_of_files[path]
                 if not arm:
                     column = self.columns.get("arm", "arm")
                     raise UserError(
@@ -164,7 +166,7 @@ class LogImport:
         reading = self._reading(arm)
         if source is not None:
             return tables.runs_of_log(path, source, self.faults, reading)
-        read_rows = tables.read_csv if self.kind == "csv" else tables.read_jsonl
+        read_rows = read_csv if self.kind == "csv" else read_jsonl
         rows = read_rows(path, self.faults)
         return tables.runs_of_table(path, rows, self.faults, reading)
 

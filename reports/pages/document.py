@@ -114,7 +114,7 @@ from ablate.reports.findings.results import (
 )
 from ablate.reports.findings.search import SearchResult, TrialPoint
 from ablate.reports.findings.speed import Measured, Modelled
-from ablate.reports.read.tables import inert
+from ablate.reports.read.rows import inert
 from ablate.reports.words.diagnoses import diagnosis_sentences
 from ablate.reports.words.format import cost, interval, read_value, tokens
 from ablate.reports.words.trained import trained
@@ -147,15 +147,11 @@ def _final_loss(arm: ArmResult) -> dict[str, Any]:
 def _target_sweep(arm: ArmResult) -> list[dict[str, float | None]] | None:
     if arm.moved is None or arm.moved.sweep is None:
         return None
-    return [
-        {
-            "val_loss": target,
-            "estimate": cost.estimate,
-            "low": cost.low,
-            "high": cost.high,
-        }
-        for target, cost in arm.moved.sweep
-    ]
+    sweep = []
+    for target, moved in arm.moved.sweep:
+        ends = {"estimate": moved.estimate, "low": moved.low, "high": moved.high}
+        sweep.append({"val_loss": target, **ends})
+    return sweep
 
 
 def _stopped(arm: ArmResult) -> dict[str, Any] | None:
@@ -371,19 +367,9 @@ _ARM_COLUMNS: Keys = {
     "counted_from_tokens": "counted_from",
 }
 _RUN_COLUMNS: Keys = {
-    "run_id": "run_id",
-    "arm": "arm",
-    "seed": "seed",
-    "state": "state",
-    "end": "end",
-    "tokens": "trained",
-    "tokens_to_target": "tokens_to_target",
-    "left_bound": "left_bound",
-    "last_loss": "last_loss",
-    "seconds": "seconds",
-    "tokens_per_sec": "tokens_per_sec",
-    "backend_mode": "backend_mode",
-    "message": "message",
+    **_keys("run_id", "arm", "seed", "state", "end", tokens="trained"),
+    **_keys("tokens_to_target", "left_bound", "last_loss", "seconds", "tokens_per_sec"),
+    **_keys("backend_mode", "message"),
 }
 
 
@@ -425,11 +411,12 @@ def plain(value: Any) -> Any:
     return converted
 
 
-def _frame(records: Iterable[object], columns: Keys) -> pd.DataFrame:
-    rows = [
-        [read_value(record, read) for read in columns.values()] for record in records
-    ]
-    return pd.DataFrame(rows, columns=[*columns], dtype=object)
+def _frame(records: Sequence[object], columns: Keys) -> pd.DataFrame:
+    cells = {
+        name: [read_value(record, read) for record in records]
+        for name, read in columns.items()
+    }
+    return pd.DataFrame(cells, dtype=object)
 
 
 def arm_frame(analysis: Analysis) -> pd.DataFrame:

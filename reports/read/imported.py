@@ -26,7 +26,7 @@ from ablate.store import Status, StudyStore
 from ablate.store.plan_file import LockedArm, LockedPlan, LockedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ablate.run.loss_units import LoggedUnit
@@ -104,9 +104,7 @@ def run_of_losses(
     ``identity``: hashed to the run's id, together with the losses. ``diverged``: why it has diverged, where
     its log tells. ``fields``: other fields of the run.
     """
-    finite = sorted(
-        (tokens, loss) for tokens, loss in losses.items() if math.isfinite(loss)
-    )
+    finite = [item for item in sorted(losses.items()) if math.isfinite(item[1])]
     if len(finite) < len(losses):
         diverged = "a loss that is not finite"
     return ImportedRun(
@@ -119,35 +117,32 @@ def run_of_losses(
 
 
 def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
-    """Check that each run is whole, and number seeds that are text; also return a line that says so.
+    """Check that each run is whole, and number seeds that are text; also return a line that says how.
 
     Raises:
         UserError: two files hold one run, or a run without name and seed begins late.
     """
-    alike: dict[str, list[str]] = {}
+    seeds = set()
     for arm, runs in arms.items():
         _check_whole(arm, runs, waived)
-        alike.setdefault(arm.casefold(), []).append(arm)
-    lines = [
-        f"arms {' and '.join(names)} differ in case alone: taken as several"
-        for names in alike.values()
-        if len(names) > 1
-    ]
-    seeds = {run.seed for runs in arms.values() for run in runs}
-    free = (number for number in itertools.count() if number not in seeds)
-    numbers: dict[int | str | None, int] = {}
-    for text in sorted(seed for seed in seeds if isinstance(seed, str)):
-        numbers[text] = next(free)
-    if numbers:
-        lines.append(
-            "seeds "
-            + ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
-        )
-    numbered = {
-        arm: [replace(run, seed=numbers.get(run.seed, run.seed)) for run in runs]
-        for arm, runs in arms.items()
-    }
-    return numbered, lines
+        seeds |= {run.seed for run in runs}
+    texts = sorted(seed for seed in seeds if isinstance(seed, str))
+    numbers = dict(zip(texts, _free_seeds(seeds), strict=False))
+    if not numbers:
+        return arms, []
+    numbered = {}
+    for arm, runs in arms.items():
+        numbered[arm] = [
+            replace(run, seed=numbers[run.seed]) if run.seed in numbers else run
+            for run in runs
+        ]
+    listed = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
+    return numbered, [f"seeds {listed}"]
+
+
+def _free_seeds(taken: Collection[object]) -> Iterator[int]:
+    """Yield the numbers from 0 on that are not taken."""
+    return (number for number in itertools.count() if number not in taken)
 
 
 def _check_whole(arm: str, runs: Sequence[ImportedRun], waived: Sequence[str]) -> None:
@@ -201,10 +196,11 @@ def write_study(
         raise UserError(f"--baseline: no arm '{baseline}' (arms: {', '.join(arms)})")
     if paired_seeds:
         _check_pairs(arms, baseline)
-    settings = {
-        name: _common_settings(name, runs, waived) for name, runs in arms.items()
-    }
-    longest = max(run.tokens for runs in arms.values() for run in runs)
+    settings = {}
+    longest = 0
+    for name, runs in arms.items():
+        settings[name] = _common_settings(name, runs, waived)
+        longest = max(longest, *(run.tokens for run in runs))
     unit = stored_unit(loss_unit)
     if target is not None:
         if not longest:
@@ -216,6 +212,10 @@ def write_study(
     store = StudyStore(folder)
     _remove_runs(store)
     base = settings[baseline]
+    locked = [
+        _write_arm(store, name, runs, settings[name], base, longest)
+        for name, runs in arms.items()
+    ]
     store.write_plan(
         LockedPlan(
             study=folder.name,
@@ -224,10 +224,7 @@ def write_study(
             target=target,
             paired_seeds=paired_seeds,
             training=base,
-            arms=tuple(
-                _write_arm(store, name, runs, settings[name], base, longest)
-                for name, runs in arms.items()
-            ),
+            arms=tuple(locked),
             imported=True,
             loss_unit=unit,
         )
@@ -288,10 +285,26 @@ def with_settings(arms: Arms, hardware: str | None, constant_from: int | None) -
     Raises:
         UserError: a log has other hardware, or a schedule of its own.
     """
-    return {
-        arm: [_with_settings(run, hardware, constant_from) for run in runs]
-        for arm, runs in arms.items()
-    }
+    changed: dict[str, list[ImportedRun]] = {}
+    for arm, runs in arms.items():
+        changed[arm] = []
+        for run in runs:
+            settings = dict(run.settings)
+            if hardware is not None:
+                logged = settings.setdefault("hardware", hardware)
+                if logged != hardware:
+                    raise UserError(
+                        f"--hardware: {run.source} was trained on {logged} (leave the option out)"
+                    )
+            if constant_from is not None:
+                for key, value in settings.items():
+                    if "schedule" in key or "decay" in key:
+                        raise UserError(
+                            f"--constant-from: {run.source} tells {key} {value} itself (leave the option out)"
+                        )
+                settings |= {"schedule": "constant", "warmup_tokens": constant_from}
+            changed[arm].append(replace(run, settings=settings))
+    return changed
 
 
 def schedule_hint(arms: Arms) -> list[str]:
@@ -305,24 +318,6 @@ def schedule_hint(arms: Arms) -> list[str]:
             "wider. If the rate is constant from some token count on, add --constant-from TOKENS."
         )
     ]
-
-
-def _with_settings(
-    run: ImportedRun, hardware: str | None, constant_from: int | None
-) -> ImportedRun:
-    settings = dict(run.settings)
-    if hardware is not None and settings.setdefault("hardware", hardware) != hardware:
-        raise UserError(
-            f"--hardware: {run.source} was trained on {settings['hardware']} (leave the option out)"
-        )
-    if constant_from is not None:
-        for key, value in settings.items():
-            if "schedule" in key or "decay" in key:
-                raise UserError(
-                    f"--constant-from: {run.source} tells {key} {value} itself (leave the option out)"
-                )
-        settings |= {"schedule": "constant", "warmup_tokens": constant_from}
-    return replace(run, settings=settings)
 
 
 def _check_pairs(arms: Arms, baseline: str) -> None:
@@ -388,35 +383,40 @@ def _write_arm(
     store: StudyStore,
     name: str,
     runs: Sequence[ImportedRun],
-    settings: Mapping[str, Any],
-    base: Mapping[str, Any],
+    settings: dict[str, Any],
+    base: dict[str, Any],
     longest: int,
 ) -> LockedArm:
     """Write the runs of an arm, and number those whose logs tell no seed.
 
     ``base``: the baseline's settings. ``longest``: the tokens of the study's longest run.
     """
-    taken = [run.seed for run in runs]
-    free = (number for number in itertools.count() if number not in taken)
-    seeded = [
-        replace(run, seed=next(free)) if run.seed is None else run for run in runs
-    ]
+    free = _free_seeds([run.seed for run in runs])
+    locked = []
+    tokens = []
+    for run in runs:
+        seed = next(free) if run.seed is None else run.seed
+        tokens.append(_write_run(store, replace(run, seed=seed), longest))
+        locked.append(LockedRun(id=run.id, seed=int(seed)))
+    differs = {}
+    for key in base | settings:
+        pair = (base.get(key), settings.get(key))
+        if pair[0] != pair[1]:
+            differs[key] = pair
     precisions = [
         f"{part} {settings[key]}"
         for key, part in PRECISION.items()
         if settings.get(key)
     ]
-    differs = {}
-    for key in dict.fromkeys((*base, *settings)):
-        pair = (base.get(key), settings.get(key))
-        if pair[0] != pair[1]:
-            differs[key] = pair
+    recipe = "as logged"
+    if precisions:
+        recipe += f": {', '.join(precisions)}"
     return LockedArm(
         name=name,
-        recipe=f"as logged: {', '.join(precisions)}" if precisions else "as logged",
-        tokens=max([_write_run(store, run, longest) for run in seeded]),
+        recipe=recipe,
+        tokens=max(tokens),
         differs=differs,
-        runs=tuple(LockedRun(id=run.id, seed=int(run.seed or 0)) for run in seeded),
+        runs=tuple(locked),
     )
 
 
@@ -451,13 +451,11 @@ def _write_run(store: StudyStore, run: ImportedRun, longest: int) -> int:
             row["val_loss_bf16"] = run.in_bf16[tokens]
         rows.append(row)
     # MLflow's rows take their times from here, so repeated imports must write the same.
-    begun = run.started_unix or 0.0
-    as_json = json.JSONEncoder(separators=(",", ":")).encode
-    lines = (
-        as_json({**row, "time_unix": begun + index}) + "\n"
-        for index, row in enumerate(rows)
-    )
-    write_bytes_atomic(target.metrics_path, "".join(lines).encode())
+    lines = ""
+    for number, row in enumerate(rows):
+        row["time_unix"] = (run.started_unix or 0.0) + number
+        lines += json.dumps(row, separators=(",", ":")) + "\n"
+    write_bytes_atomic(target.metrics_path, lines.encode())
     target.write_status(
         Status(
             state=run.state, attempt=1, tokens=run.tokens, step=len(run.evals), message=run.message,

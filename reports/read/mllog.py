@@ -74,9 +74,10 @@ def read_mllog(
             f"{path}: no evaluation in it (expected {_MARK.decode()} lines with eval_accuracy)"
         )
         return None
-    per_sample = tokens_per_sample or log.settings.get("max_sequence_length")
-    if per_sample is None:
-        per_sample = _SAMPLE_TOKENS.get(str(log.settings.get("submission_benchmark")))
+    settings = {key: log.settings[key] for key in _SETTINGS if key in log.settings}
+    benchmark = str(settings.get("submission_benchmark"))
+    length = settings.get("max_sequence_length", _SAMPLE_TOKENS.get(benchmark))
+    per_sample = tokens_per_sample or length
     if type(per_sample) is not int or not 0 < per_sample < LARGEST:
         raise UserError(
             f"{path}: the length of a sample is not in it: give --tokens-per-sample"
@@ -84,28 +85,27 @@ def read_mllog(
     state, message = log.end()
     if state == "interrupted":
         faults.append(f"{path}: {message}: no result")
-    settings = {key: log.settings[key] for key in _SETTINGS if key in log.settings}
-    platform = log.settings.get("submission_platform")
+    platform = settings.get("submission_platform")
     hardware = _hardware(path, faults)
     if hardware is not None:
         settings["hardware"] = hardware
     if hardware is not None or "SUBMISSION_PLATFORM_PLACEHOLDER" in str(platform):
         settings.pop("submission_platform", None)
+    evals = []
+    for samples, loss in sorted(log.losses.items()):
+        if math.isfinite(loss):
+            evals.append((samples * per_sample, loss))
+    throughput = []
+    for samples, rate in sorted(log.rates.items()):
+        throughput.append((samples * per_sample, rate * per_sample))
     return ImportedRun(
         source=str(path),
         content=content,
         seed=log.seed,
-        evals=tuple(
-            (samples * per_sample, loss)
-            for samples, loss in sorted(log.losses.items())
-            if math.isfinite(loss)
-        ),
+        evals=tuple(evals),
         state=state,
         message=message,
-        throughput=tuple(
-            (samples * per_sample, rate * per_sample)
-            for samples, rate in sorted(log.rates.items())
-        ),
+        throughput=tuple(throughput),
         settings=settings,
         started_unix=log.times.get("run_start"),
         ended_unix=log.times.get("run_stop"),
@@ -142,12 +142,7 @@ class _Log:
             rate = value.get("throughput")
             step_time = value.get("train_step_time")
             batch = self.settings.get("global_batch_size")
-            if (
-                rate is None
-                and _is_count(step_time)
-                and _is_count(batch)
-                and step_time > 0
-            ):
+            if rate is None and _is_count(step_time) and _is_count(batch) and step_time:
                 rate = batch / step_time
             if _is_count(samples) and _is_count(rate):
                 self.rates[int(samples)] = float(rate)
@@ -200,13 +195,10 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
     file = system.parent.parent / "systems" / f"{system.name}.json"
     try:
         description = parse_json(file.read_bytes())
-        count = int(description["number_of_nodes"]) * int(
-            description["accelerators_per_node"]
-        )
-        hardware = (
-            f"{count}x {' '.join(str(description['accelerator_model_name']).split())}"
-        )
-        machine(hardware)
+        nodes = int(description["number_of_nodes"])
+        count = nodes * int(description["accelerators_per_node"])
+        name = " ".join(str(description["accelerator_model_name"]).split())
+        machine(f"{count}x {name}")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
@@ -214,38 +206,31 @@ def _hardware(path: Path, faults: list[str]) -> str | None:
             f"{file}: it does not tell the accelerators and their number: {first_line(error)}"
         )
         return None
-    return hardware
+    return f"{count}x {name}"
 
 
 def _records(
     path: Path, content: bytes, faults: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the wanted records, each with ``path:line``; other lines are not parsed."""
-    line = 1
-    counted = 0  # the bytes before it are in ``line``
-    start = content.find(_MARK)
-    while start >= 0:
-        end = content.find(b"\n", start)
-        if end < 0:
-            end = len(content)
-        text = content[start + len(_MARK) : end]
-        if any(key in text for key in _WANTED):
-            line += content.count(b"\n", counted, start)
-            counted = start
-            try:
-                record = parse_json(text)
-            except ValueError as error:
-                if end == len(content):
-                    message = "cut off in the middle"
-                else:
-                    message = f"not JSON: {error}"
-                faults.append(f"{path}:{line}: {message}")
-            else:
-                if isinstance(record, dict):
-                    yield f"{path}:{line}", record
-                else:
-                    faults.append(f"{path}:{line}: not a JSON object")
-        start = content.find(_MARK, end)
+    lines = content.split(b"\n")
+    for line_number, line in enumerate(lines, 1):
+        text = line.partition(_MARK)[2]
+        if not any(key in text for key in _WANTED):
+            continue
+        place = f"{path}:{line_number}"
+        try:
+            record = parse_json(text)
+        except ValueError as error:
+            fault = f"not JSON: {error}"
+            if line_number == len(lines):
+                fault = "cut off in the middle"
+            faults.append(f"{place}: {fault}")
+            continue
+        if isinstance(record, dict):
+            yield place, record
+        else:
+            faults.append(f"{place}: not a JSON object")
 
 
 def _is_count(value: object) -> TypeGuard[float]:

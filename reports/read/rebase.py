@@ -92,31 +92,26 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
         UserError: the baseline has no losses, or not all of these runs have evaluations on both sides.
     """
     plan = frames.plan
-    counted = [
-        run_id
-        for run_id, run in frames.runs.items()
-        if run.arm == plan.baseline and run.status.state != "diverged"
-    ]
-    evals = frames.evals[frames.evals["run_id"].isin(counted)]
-    curves = [curve for _, curve in evals.groupby("run_id", sort=False)]
+    curves = []
+    for run_id, evals in frames.evals.groupby("run_id", sort=False):
+        run = frames.runs[run_id]
+        if run.arm == plan.baseline and run.status.state != "diverged":
+            curves.append((evals["tokens"].to_numpy(), evals["val_loss"]))
     if not curves:
         raise UserError(
             f"--after: '{plan.baseline}' in study '{plan.study}' has no losses yet"
         )
-    first = max(int(curve["tokens"].iloc[0]) for curve in curves)
-    last = min(int(curve["tokens"].iloc[-1]) for curve in curves)
+    first = max(places[0] for places, _ in curves)
+    last = min(places[-1] for places, _ in curves)
     if not first <= tokens <= last:
         raise UserError(
             f"--after: {tokens:,} tokens is outside what '{plan.baseline}' in study '{plan.study}' was "
             f"evaluated at (from {first:,} to {last:,})"
         )
-    losses = [
-        float(np.interp(tokens, curve["tokens"], curve["val_loss"])) for curve in curves
-    ]
-    loss = sum(losses) / len(losses)
-    return round(
-        math.exp(loss) if plan.target and plan.target.kind == "perplexity" else loss, 3
-    )
+    loss = sum(float(np.interp(tokens, *curve)) for curve in curves) / len(curves)
+    if plan.target is not None and plan.target.kind == "perplexity":
+        loss = math.exp(loss)
+    return round(loss, 3)
 
 
 def _differs(arm: Differs, base: Differs) -> Differs:

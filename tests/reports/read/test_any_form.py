@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
 from ablate.execute.command_log import Rows
-from ablate.reports.read.tables import Reading, read_csv, runs_of_log, runs_of_table
+from ablate.reports.read.rows import read_csv
+from ablate.reports.read.tables import Reading, runs_of_log, runs_of_table
 from ablate.run.command import Command
 from ablate.run.log_formats import FORMATS
 from ablate.run.log_rows import LogReader, LogSource

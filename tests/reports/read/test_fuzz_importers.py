@@ -11,14 +11,8 @@ from logs import mllog
 from ablate.base.errors import UserError
 from ablate.reports.read.imported import tidied, write_study
 from ablate.reports.read.mllog import read_mllog
-from ablate.reports.read.tables import (
-    Reading,
-    read_csv,
-    read_jsonl,
-    read_wandb_chart,
-    runs_of_log,
-    runs_of_table,
-)
+from ablate.reports.read.rows import read_csv, read_jsonl, read_wandb_chart
+from ablate.reports.read.tables import Reading, runs_of_log, runs_of_table
 from ablate.results.frames import load_frames
 from ablate.run.log_rows import LogSource
 from ablate.store.plan_file import Target

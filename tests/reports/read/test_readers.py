@@ -11,15 +11,9 @@ import pytest
 
 from ablate.base.errors import UserError
 from ablate.reports.pages.document import csv_text
-from ablate.reports.read.tables import (
-    Reading,
-    by_pattern,
-    read_csv,
-    read_jsonl,
-    read_wandb_chart,
-    runs_of_log,
-    runs_of_table,
-)
+from ablate.reports.read.names import by_pattern
+from ablate.reports.read.rows import read_csv, read_jsonl, read_wandb_chart
+from ablate.reports.read.tables import Reading, runs_of_log, runs_of_table
 from ablate.reports.read.tracking import read_mlflow
 from ablate.run.log_rows import LogSource
 from tests.golden import cases, check
