@@ -35,11 +35,9 @@ def draw_figures(analysis: Analysis) -> tuple[Drawing, ...]:
         draw_sweep(shown),
         draw_trials(analysis),
     ]
-    left_out = len(analysis.arms) - len(shown.arms)
-    if left_out:
+    more = ""
+    if left_out := len(analysis.arms) - len(shown.arms):
         more = f" Not drawn: {left_out} arms of higher or unknown token cost."
-    else:
-        more = ""
     return tuple(
         replace(drawing, caption=drawing.caption + more)
         for drawing in drawings

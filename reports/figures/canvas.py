@@ -126,9 +126,8 @@ def _scales(axis: Any) -> dict[str, list[float]]:
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
     """Assign a look to each arm of a study: the same whether all are drawn or some."""
-    drawn = {arm.name for arm in analysis.arms}
     every = looks((arm.name for arm in analysis.plan.arms), analysis.baseline)
-    return {name: look for name, look in every.items() if name in drawn}
+    return {arm.name: every[arm.name] for arm in analysis.arms}
 
 
 def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
@@ -182,24 +181,24 @@ def small_multiples(
     figure = sheet(WIDTH if columns > 1 else 6, 0.75 + 2.2 * rows)
     figure.supxlabel(x_label, fontsize=9)
     figure.supylabel(y_label, fontsize=9)
-    first, *others = figure.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False
-    ).flat
-    for unused in others[len(panels) - 1 :]:
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    axes = dict(zip(panels, grid, strict=False))
+    for unused in grid[len(panels) :]:
         unused.remove()
-    axes = dict(zip(panels, [first, *others], strict=False))
     points = [0.0]
     edges: list[float] = []
     for i, (name, axis) in enumerate(axes.items()):
         look = looks[name]
-        x = panels[name].x
-        middle, low, high = panels[name].ends
-        axis.set_title(f"{short(name, 30)}\n{panels[name].text}".replace(NBSP, " "))
+        color = look["color"]
+        panel = panels[name]
+        x = panel.x
+        middle, low, high = panel.ends
+        axis.set_title(f"{short(name, 30)}\n{panel.text}".replace(NBSP, " "))
         axis.tick_params(labelbottom=i + columns >= len(panels))
         axis.axhline(0, color=INK, linewidth=0.9, zorder=1.5)
         if bars:
-            axis.vlines(x, low, high, color=look["color"], linewidth=1.8)
-            axis.plot(x, middle, look["marker"], color=look["color"], markersize=5)
+            axis.vlines(x, low, high, color=color, linewidth=1.8)
+            axis.plot(x, middle, look["marker"], color=color, markersize=5)
         else:
             axis.plot(
                 x,
@@ -212,13 +211,11 @@ def small_multiples(
         if name in mixed:
             continue
         if not bars:
-            axis.fill_between(
-                x, low, high, color=look["color"], alpha=0.22, linewidth=0
-            )
+            axis.fill_between(x, low, high, color=color, alpha=0.22, linewidth=0)
         late = slice(len(x) // 4, None)
         points += middle[late].tolist()
         edges += [*low[late], *high[late]]
-    first.set_ylim(limits(points, edges, least))
+    axis.set_ylim(limits(points, edges, least))
     return figure, axes
 
 
@@ -265,16 +262,21 @@ def short(name: str, length: int = 26) -> str:
     return cut("".join(c if c.isprintable() else " " for c in name), length)
 
 
-def legend(figure: Any, lines: Mapping[str, Look]) -> Any:
+def legend(figure: Any, lines: Mapping[str, Look]) -> None:
     """Add a legend of lines, by name, below a figure, which it makes higher: a narrow page shows it, too."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], markersize=5, **look) for look in lines.values()]
+    handles = []
+    for name, look in lines.items():
+        handles.append(Line2D([], [], markersize=5, label=short(name, 50), **look))
     figure.set_figheight(figure.get_figheight() + 0.2 * len(lines))
-    return figure.legend(
-        handles, [short(name, 50) for name in lines], loc="outside lower left", frameon=False, fontsize=9,
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        frameon=False,
+        fontsize=9,
         handlelength=3,
-    )  # fmt: skip
+    )
 
 
 def shade_decay(axis: Any, begins: int | None) -> None:

@@ -52,8 +52,7 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
     low, high = _late_scale(curves, start, target)
     highest = 1.02 * max(float(curve.loss[0]) for curve in curves)
     for i, (axis, left, top) in enumerate([(whole, 0.0, highest), (late, start, high)]):
-        _draw_curves(axis, analysis, curves, top, numbers)
-        _draw_means(axis, analysis, curves, left, numbers)
+        _draw_arms(axis, analysis, curves, (left, top), numbers)
         if target is not None:
             axis.axhline(target, **_TARGET, zorder=1.5, gid=f"target-{i}")
         axis.set_xlim(left, max(end * 1.01, left + 1))
@@ -73,12 +72,8 @@ def draw_convergence(analysis: Analysis) -> canvas.Picture | None:
         "diverged; dotted: no result (yet). Thick: the mean over seeds, drawn as far as all runs of the arm "
         "go. Dashed across: the target. Right: the late part, enlarged."
     )
-    return (
-        "convergence",
-        "Convergence",
-        figure,
-        caption + canvas.decay_caption(analysis.decay_begins),
-    )
+    caption += canvas.decay_caption(analysis.decay_begins)
+    return "convergence", "Convergence", figure, caption
 
 
 def _final_loss(arm: ArmResult) -> float:
@@ -105,32 +100,35 @@ def _late_scale(
         curve
         for curve in curves
         if curve.end != "diverged" and curve.tokens[-1] >= start
-    ] or curves
-    finals = [curve.loss[-1] for curve in late]
-    if target is not None:
-        finals.append(target)
-    return canvas.limits(
-        finals,
-        np.concatenate([curve.loss[curve.tokens >= start] for curve in late]),
-        0.05,
-    )
+    ]
+    points = [] if target is None else [target]
+    edges: list[float] = []
+    for curve in late or curves:
+        points.append(curve.loss[-1])
+        edges += [*curve.loss[curve.tokens >= start]]
+    return canvas.limits(points, edges, 0.05)
 
 
-def _draw_curves(
+def _draw_arms(
     axis: Any,
     analysis: Analysis,
     curves: Sequence[Curve],
-    high: float,
+    corner: tuple[float, float],
     numbers: Iterator[int],
 ) -> None:
-    """Draw each seed thin, with diverged ones cut at ``high``."""
+    """Draw each seed thin, and each arm's mean thick, the baseline on top.
+
+    ``corner``: the left and the upper end of the axes. Diverged seeds are cut there.
+    """
+    left, top = corner
     looks = canvas.looks_of(analysis)
+    ids = {arm.name: f"arm{i}" for i, arm in enumerate(analysis.arms)}
     for curve in curves:
         marker = "." if len(curve.tokens) == 1 else ""
         losses = curve.loss
         if curve.end == "diverged":
             marker = "x"
-            losses = np.minimum(losses, high)
+            losses = np.minimum(losses, top)
         axis.plot(
             curve.tokens,
             losses,
@@ -140,33 +138,20 @@ def _draw_curves(
             linestyle=(0, (1, 1.5)) if curve.end == "missing" else "-",
             marker=marker,
             markevery=[-1],
-            gid=f"{_place(analysis, curve.arm)}-{next(numbers)}",
+            gid=f"{ids[curve.arm]}-{next(numbers)}",
         )
-
-
-def _draw_means(
-    axis: Any,
-    analysis: Analysis,
-    curves: Sequence[Curve],
-    left: float,
-    numbers: Iterator[int],
-) -> None:
-    """Draw each arm's mean thick, the baseline on top."""
-    for name, look in reversed(canvas.looks_of(analysis).items()):
+    for name, look in reversed(looks.items()):
         (grid,) = common_grids([curve for curve in curves if curve.arm == name])
         if len(grid.tokens):
-            every = max(1, np.count_nonzero(grid.tokens >= left) // 6)
-            thick = look | {"markersize": 4.2, "markevery": every, "zorder": 3}
             axis.plot(
                 grid.tokens,
                 grid.mean,
-                **thick,
-                gid=f"{_place(analysis, name)}-{next(numbers)}",
+                **look,
+                markersize=4.2,
+                markevery=max(1, np.count_nonzero(grid.tokens >= left) // 6),
+                zorder=3,
+                gid=f"{ids[name]}-{next(numbers)}",
             )
-
-
-def _place(analysis: Analysis, name: str) -> str:
-    return f"arm{[arm.name for arm in analysis.arms].index(name)}"
 
 
 @canvas.drawing
@@ -190,12 +175,9 @@ def draw_trials(analysis: Analysis) -> canvas.Picture | None:
         look = looks[group.name]
         if len(tuning.plan.fields) > 1:
             look = look | {"linestyle": "none"}
-        known = sorted(
-            (trial.values[_RATE], trial.loss)
-            for trial in group.trials
-            if _has_loss(trial)
-        )
-        axis.plot(*zip(*known, strict=True), **look, markersize=5)
+        known = filter(_has_loss, group.trials)
+        points = sorted((trial.values[_RATE], trial.loss) for trial in known)
+        axis.plot(*zip(*points, strict=True), **look, markersize=5)
         for trial in itertools.filterfalse(_has_loss, group.trials):
             axis.plot(
                 trial.values[_RATE],

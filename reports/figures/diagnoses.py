@@ -46,39 +46,34 @@ def draw_diagnoses(arms: Sequence[ArmDiagnosis]) -> tuple[canvas.Drawing, ...]:
         axes = figure.subplots(1, len(arm.maps), sharey=True, squeeze=False)[0]
         for axis, heat_map in zip(axes, arm.maps, strict=True):
             _draw_map(axis, heat_map, rows, scales[heat_map.figure])
-        names = [
-            f"{canvas.short(layer, 24)}  {gemm.capitalize()}"
-            for layer, gemm in arm.maps[0].rows
-        ]
-        axes[0].set_yticks(
-            np.arange(len(rows)) + 0.5, [names[row] for row in rows], fontsize=8.8
-        )
+        names = []
+        for row in rows:
+            layer, gemm = arm.maps[0].rows[row]
+            names.append(f"{canvas.short(layer, 24)}  {gemm.capitalize()}")
+        axes[0].set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=8.8)
         axes[0].invert_yaxis()
         caption = (
             f"{arm.arm}: the error of each layer's GEMM against the exact product, over training tokens; "
             f"means over runs, n = {arm.runs}. Relative error: norm of the error over that of the product. "
             "Bias share: of the error's energy, what is the same in every draw of the recipe's randomness; 1 "
             "where nothing is drawn. Gain: slope of the output on the exact one; below 1 it shrinks. Shown "
-            f"are {len(rows)} of {len(names)} rows, those with the largest error, and {_MOST_COLUMNS} steps "
+            f"are {len(rows)} of {len(arm.maps[0].rows)} rows, those with the largest error, and {_MOST_COLUMNS} steps "
             "at most."
         )
         return f"diagnostics-{number}", f"Diagnostics: {arm.arm}", figure, caption
 
-    drawings = map(draw, enumerate(arms, 1))
-    return tuple(drawing for drawing in drawings if drawing is not None)
+    return tuple(filter(None, map(draw, enumerate(arms, 1))))
 
 
 def _scale(arms: Sequence[ArmDiagnosis], figure: str) -> tuple[float, float]:
     """Return the least and the largest value of a figure in all arms."""
-    values = [
-        np.array(heat_map.values, dtype=float).ravel()
-        for arm in arms
-        for heat_map in arm.maps
-        if heat_map.figure == figure
-    ]
-    known = np.concatenate([[], *values])
-    known = known[np.isfinite(known)]
-    return (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    known: list[float] = []
+    for arm in arms:
+        for heat_map in arm.maps:
+            if heat_map.figure == figure:
+                values = np.array(heat_map.values, dtype=float)
+                known += [*values[np.isfinite(values)]]
+    return (min(known), max(known)) if known else (0.0, 1.0)
 
 
 def _draw_map(
@@ -89,13 +84,9 @@ def _draw_map(
     values = np.array(heat_map.values, dtype=float)[rows, shown]
     end = 2 * tokens[-1] - tokens[-2] if len(tokens) > 1 else tokens[-1] + 1
     low, high = scale
+    edges = range(len(rows) + 1)
     mesh = axis.pcolormesh(
-        [*tokens, end],
-        range(len(rows) + 1),
-        values,
-        cmap="cividis",
-        vmin=low,
-        vmax=high,
+        [*tokens, end], edges, values, cmap="cividis", vmin=low, vmax=high
     )
     axis.grid(visible=False)
     canvas.count_ticks(axis, 3)

@@ -6,7 +6,7 @@ The front of a search has a panel for each budget.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from ablate.results.losses import difference_bands
 from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from ablate.reports.findings.compare import Comparison, Line
+    from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import SearchResult
     from ablate.results.cost import Cost
@@ -34,47 +34,35 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     if not bands:
         return None
     in_bf16 = _bands(analysis, analysis.curves_in_bf16)
-    # An interval over both runs that learn and runs that diverge has no meaning.
-    diverged = {
-        arm.name: arm.count("diverged")
-        for arm in analysis.others
-        if arm.count("diverged")
-    }
     panels = {}
-    for name, band in bands.items():
+    # An interval over both runs that learn and runs that diverge has no meaning.
+    mixed = []
+    for arm in analysis.others:
+        if arm.name not in bands:
+            continue
+        band = bands[arm.name]
         text = counts(band)
-        if name in diverged:
-            text += f", {diverged[name]} diverged"
-        panels[name] = canvas.Panel(
-            band.tokens, np.array([band.difference, band.low, band.high]), text
-        )
+        if num_diverged := arm.count("diverged"):
+            text += f", {num_diverged} diverged"
+            mixed.append(arm.name)
+        figures = np.array([band.difference, band.low, band.high])
+        panels[arm.name] = canvas.Panel(band.tokens, figures, text)
     figure, axes = canvas.small_multiples(
         panels,
         canvas.looks_of(analysis),
         "training tokens",
         f"loss difference ({analysis.plan.unit})",
         least=1e-4,
-        mixed=diverged,
+        mixed=mixed,
     )
     end = 1.01 * max(float(band.tokens[-1]) for band in bands.values())
+    others = {"color": canvas.CONTEXT, "linewidth": 0.7, "zorder": 1}
+    thin = {"color": INK, "linewidth": 1.0, "zorder": 2.5}
     for name, axis in axes.items():
         for band in bands.values():
-            axis.plot(
-                band.tokens,
-                band.difference,
-                color=canvas.CONTEXT,
-                linewidth=0.7,
-                zorder=1,
-            )
+            axis.plot(band.tokens, band.difference, **others)
         if name in in_bf16:
-            second = in_bf16[name]
-            axis.plot(
-                second.tokens,
-                second.difference,
-                color=INK,
-                linewidth=1.0,
-                zorder=2.5,
-            )
+            axis.plot(in_bf16[name].tokens, in_bf16[name].difference, **thin)
         axis.set_xlim(0, end)
         canvas.shade_decay(axis, analysis.decay_begins)
     canvas.count_ticks(axis, 3)
@@ -96,18 +84,14 @@ def draw_difference(analysis: Analysis) -> canvas.Picture | None:
     return "difference", "Difference to the baseline", figure, caption
 
 
-def _bands(analysis: Analysis, curves: Iterable[Curve]) -> dict[str, Band]:
-    by_arm: dict[str, list[Curve]] = {arm.name: [] for arm in analysis.arms}
-    for curve in curves:
-        by_arm[curve.arm].append(curve)
-    # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
-    bands = difference_bands(
-        {
-            arm.name: (by_arm[arm.name], by_arm[analysis.baseline][: arm.seeds])
-            for arm in analysis.others
-        },
-        method_of(analysis.plan),
-    )
+def _bands(analysis: Analysis, curves: Sequence[Curve]) -> dict[str, Band]:
+    of_baseline = [curve for curve in curves if curve.arm == analysis.baseline]
+    sides = {}
+    for arm in analysis.others:
+        of_arm = [curve for curve in curves if curve.arm == arm.name]
+        # An arm that was stopped at a look is compared with the same number of the baseline's seeds.
+        sides[arm.name] = (of_arm, of_baseline[: arm.seeds])
+    bands = difference_bands(sides, method_of(analysis.plan))
     return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
@@ -166,14 +150,13 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     numbers: dict[str, None] = {}
     for arm in comparison.arms:
         line = arm.token_cost
-        points = zip(comparison.places, line.points, strict=True)
-        known = [
-            (place, point)
-            for place, point in points
-            if point and point.estimate is not None
-        ]
-        if known:
-            places, costs = zip(*known, strict=True)
+        places = []
+        costs = []
+        for place, point in zip(comparison.places, line.points, strict=True):
+            if point and point.estimate is not None:
+                places.append(place)
+                costs.append(point)
+        if costs:
             change = percents(line.change)
             if comparison.axis:
                 change += " per tenfold"
@@ -187,8 +170,17 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
         panels, looks, UNITS[comparison.axis], "token cost", least=0.01, bars=True
     )
     for name, axis in axes.items():
-        _draw_line(axis, lines[name], panels[name], looks[name])
-    axis = next(iter(axes.values()))
+        line = lines[name]
+        if line.intercept is not None and line.slope is not None:
+            x = panels[name].x
+            places = np.geomspace(x[0], x[-1], 40)
+            axis.plot(
+                places,
+                np.expm1(line.intercept + line.slope * np.log10(places)),
+                color=looks[name]["color"],
+                linewidth=0.9,
+                linestyle=looks[name]["linestyle"],
+            )
     canvas.percent_ticks(axis.yaxis)
     axis.margins(x=0.1)
     axis.set_xscale("log")
@@ -215,54 +207,34 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
     return "compare", "Token cost in each study", figure, caption
 
 
-def _draw_line(axis: Any, line: Line, panel: canvas.Panel, look: canvas.Look) -> None:
-    """Draw the line that was fitted, from the first to the last point."""
-    if line.intercept is not None and line.slope is not None:
-        places = np.geomspace(panel.x[0], panel.x[-1], 40)
-        costs = np.expm1(line.intercept + line.slope * np.log10(places))
-        axis.plot(
-            places,
-            costs,
-            color=look["color"],
-            linewidth=0.9,
-            linestyle=look["linestyle"],
-        )
-
-
 @canvas.drawing
 def draw_front(search: SearchResult) -> canvas.Picture | None:
     """Draw the results of each budget and their front; None before the first result."""
     # Not at the top: it loads what runs a search, and a report needs none of it.
     from ablate.search.halving import short_tokens
 
-    rungs = [
-        rung for rung in search.rungs if any(point.end == "ok" for point in rung.points)
-    ]
+    rungs = []
+    names = {search.baseline: None}
+    for rung in search.rungs:
+        if any(point.end == "ok" for point in rung.points):
+            rungs.append(rung)
+            names |= dict.fromkeys(point.name for point in rung.front)
     if not rungs:
         return None
-    names = [search.baseline]
-    for rung in rungs:
-        names += [point.name for point in rung.front]
-    looks = canvas.looks(dict.fromkeys(names), search.baseline)
+    looks = canvas.looks(names, search.baseline)
     figure = canvas.sheet(canvas.WIDTH, 3.8)
     axes = figure.subplots(1, len(rungs), squeeze=False)[0]
     for axis, rung in zip(axes, rungs, strict=True):
         for point in rung.points:
-            if point.end == "ok":
-                look = {
-                    "marker": "s" if point.started_from else "o",
-                    "color": canvas.CONTEXT,
-                }
-                if point.on_front or point.is_baseline:
-                    look = looks[point.name]
-                axis.plot(
-                    point.modelled_time,
-                    point.value,
-                    look["marker"],
-                    color=look["color"],
-                    markersize=6,
-                    zorder=3,
-                )
+            if point.end != "ok":
+                continue
+            marker = "s" if point.started_from else "o"
+            color = canvas.CONTEXT
+            if point.on_front or point.is_baseline:
+                marker = looks[point.name]["marker"]
+                color = looks[point.name]["color"]
+            place = (point.modelled_time, point.value)
+            axis.plot(*place, marker, color=color, markersize=6, zorder=3)
         # Points above and to the right of the front are dominated.
         axis.step(
             [point.modelled_time for point in rung.front],

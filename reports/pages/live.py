@@ -33,10 +33,8 @@ def live_data(
     ``runs``: arm, seed, tokens and losses. ``moved``: of each arm tokens to target, token cost and ends at
     each of the ``targets``. ``own``: the index of the target nearest to the study's own.
     """
-    axes = None
-    for part in parts:
-        if isinstance(part, Drawing) and part.name == "convergence":
-            axes = part.axes
+    drawings = [part for part in parts if isinstance(part, Drawing)]
+    axes = {drawing.name: drawing.axes for drawing in drawings}.get("convergence")
     if axes is None:
         return None
     plan = analysis.plan
@@ -86,10 +84,7 @@ def _moved(analysis: Analysis) -> tuple[Sequence[float], dict[str, list[list[str
     texts = {arm.name: [[DASH] * 3] * len(most.targets) for arm in analysis.arms}
     texts[analysis.baseline] = [_texts(runs, "baseline") for runs in most.base_ends]
     for name, moved in compared.items():
-        texts[name] = [
-            _texts(*pair)
-            for pair in zip(moved.ends, map(cost, moved.costs), strict=True)
-        ]
+        texts[name] = [*map(_texts, moved.ends, map(cost, moved.costs))]
     return most.targets, texts
 
 

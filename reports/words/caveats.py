@@ -43,17 +43,14 @@ def notices(analysis: Analysis) -> Iterator[str]:
         )
     if not analysis.missing:
         return
-    reasons = {
-        run.run: f"of other {run.setting.replace('_', ' ')}"
-        for run in analysis.set_apart
-    }
+    reasons = {}
+    for apart in analysis.set_apart:
+        reasons[apart.run] = f"of other {apart.setting.replace('_', ' ')}"
     states: Counter[str] = Counter()
     for arm in analysis.every_arm:
-        states.update(
-            reasons.get(run.run_id, run.state)
-            for run in arm.runs
-            if run.end == "missing"
-        )
+        for run in arm.runs:
+            if run.end == "missing":
+                states[reasons.get(run.run_id, run.state)] += 1
     missing = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     text = f"Partial: {analysis.missing} of {plural(analysis.planned, 'run')} are no results ({missing})."
     if empty := [arm.name for arm in analysis.every_arm if not arm.n]:
@@ -121,10 +118,12 @@ def _of_evaluations(analysis: Analysis) -> Iterator[str]:
             "two leans on the normal distribution and, where it is moderated, on the other arms' spread: it "
             "hardly shows an arm that spreads otherwise. Add seeds."
         )
-    early = [(arm.name, early_difference(arm, analysis)) for arm in analysis.others]
-    if places := [
-        f"{name} at {tokens(place)}" for name, place in early if place is not None
-    ]:
+    places = []
+    for arm in analysis.others:
+        place = early_difference(arm, analysis)
+        if place is not None:
+            places.append(f"{arm.name} at {tokens(place)}")
+    if places:
         yield (
             f"Not the final loss difference: {', '.join(places)}, the last evaluation that all runs of both "
             "have. What came after is left out."
@@ -165,10 +164,9 @@ def _of_trials(analysis: Analysis) -> Iterator[str]:
     )
     outermost = []
     for arm in tuning.arms:
-        outermost += [
-            f"{field} of {arm.name} at {setting(arm.chosen[field])}"
-            for field in arm.outermost
-        ]
+        for field in arm.outermost:
+            value = setting(arm.chosen[field])
+            outermost.append(f"{field} of {arm.name} at {value}")
     if outermost:
         yield (
             f"The best value is the outermost that was tried: {', '.join(outermost)}. A value beyond it may "
@@ -185,6 +183,7 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
     if any(arm.counted_from for arm in analysis.arms):
         where += ", or before the fork"
         remedy += ", or an earlier fork"
+    changed = []
     for arm in analysis.arms:
         crossings = [
             run.tokens_to_target for run in arm.runs if run.tokens_to_target is not None
@@ -196,22 +195,21 @@ def _of_crossings(analysis: Analysis) -> Iterator[str]:
         )
         if before_fork or any(run.left_bound for run in arm.runs):
             early.append(arm.name)
+        if any(run.at_change for run in arm.runs):
+            changed.append(arm.name)
         if arm.decay_begins is not None:
-            in_decay = sum(
-                tokens > arm.decay_begins - arm.counted_from for tokens in crossings
-            )
-            if in_decay:
+            decay = arm.decay_begins - arm.counted_from
+            if in_decay := sum(crossing > decay for crossing in crossings):
                 late.append(
                     f"{arm.name} {in_decay} of {plural(len(crossings), 'crossing')}"
                 )
-    changed = [arm.name for arm in analysis.arms if any(r.at_change for r in arm.runs)]
     if changed:
         yield (
             f"Schedule or recipe changed between the two evaluations around a crossing ({', '.join(changed)}): "
             "the cost is a bound. Evaluate more often, or take a target that is reached before."
         )
     if early:
-        yield (f"The target is already reached {where} ({', '.join(early)}): {remedy}.")
+        yield f"The target is already reached {where} ({', '.join(early)}): {remedy}."
     if late:
         yield (
             f"The target was crossed after the learning rate had begun to fall ({', '.join(late)}). There "

@@ -45,11 +45,9 @@ class _Figure:
     def line(self, arm: ComparedArm) -> Line | None:
         """Return an arm's line; None if no study has a figure of the arm."""
         line: Line = getattr(arm, self.field)
-        if any(
-            point and (point.estimate, point.low, point.high) != (None,) * 3
-            for point in line.points
-        ):
-            return line
+        for point in line.points:
+            if point and {point.estimate, point.low, point.high} != {None}:
+                return line
         return None
 
 

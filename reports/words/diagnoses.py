@@ -61,12 +61,7 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
             Column("GEMM", lambda row: f"{row.arm.arm}: {row.gemm.gemm.capitalize()}"),
             number("Relative error", "gemm.relative_error", _share_interval),
             number("Gain", "gemm.gain.estimate", "{:.3f}".format),
-            number(
-                "Bias",
-                lambda row: (
-                    share(1.0) if row.gemm.draws == 1 else _share(row.gemm.bias_share)
-                ),
-            ),
+            number("Bias", _bias),
             number("Later", "gemm.alike", _share),
             number("Clipped", partial(_of_operands, "clipped")),
             number("Zeroed", partial(_of_operands, "zeroed")),
@@ -77,6 +72,12 @@ def diagnosis_table(arms: Sequence[ArmDiagnosis]) -> Table:
         [_Row(arm, gemm) for arm in arms for gemm in arm.gemms],
         sentences=tuple(sentences),
     )
+
+
+def _bias(row: _Row) -> str:
+    if row.gemm.draws == 1:
+        return share(1.0)
+    return _share(row.gemm.bias_share)
 
 
 def _of_operands(field: str, row: _Row) -> str | None:
@@ -118,26 +119,19 @@ def _sentences(summary: GemmSummary) -> Iterator[str]:
     if summary.alike:
         text += f"; {_share(summary.alike)} is still the same {tokens(summary.alike.tokens_later)} tokens later"
     yield f"{text}. Largest in {summary.largest.layer}: {share(summary.largest.relative_error)}."
-    if (summary.zeros.estimate or 0) - (
-        summary.zeros_bf16.estimate or 0
-    ) >= _WORTH_A_WORD:
+    in_bf16 = summary.zeros_bf16.estimate
+    if (summary.zeros.estimate or 0) - (in_bf16 or 0) >= _WORTH_A_WORD:
         zeros = interval(summary.zeros, share)
-        in_bf16 = share(summary.zeros_bf16.estimate)
-        yield f"of {gemm}'s output {zeros} of the elements are exactly zero, in bf16 {in_bf16}."
+        yield f"of {gemm}'s output {zeros} of the elements are exactly zero, in bf16 {share(in_bf16)}."
     for operand in summary.operands:
         if max(operand.zeroed or 0, operand.clipped or 0) < _WORTH_A_WORD:
             continue
         text = f"of {gemm}'s {operand.operand} {share(operand.clipped)} of the elements clip and "
         text += f"{share(operand.zeroed)} become zero"
-        if (
-            operand.crest_before
-            and operand.crest_after
-            and operand.crest_before != operand.crest_after
-        ):
-            text += (
-                f"; the rotation takes the crest factor of a block from {operand.crest_before:.2f} to "
-                f"{operand.crest_after:.2f}"
-            )
+        before = operand.crest_before
+        after = operand.crest_after
+        if before and after and before != after:
+            text += f"; the rotation takes the crest factor of a block from {before:.2f} to {after:.2f}"
         yield f"{text}."
     if summary.error_over_data_noise.estimate is not None:
         yield (

@@ -83,10 +83,9 @@ def trials_table(search: SearchResult, rung: Rung) -> Table:
         ),
         number("#", "number"),
     ]
-    columns += [
-        Column(factor.removeprefix("recipe."), partial(_level, factor))
-        for factor in search.factors
-    ]
+    for factor in search.factors:
+        level = partial(_level, factor)
+        columns.append(Column(factor.removeprefix("recipe."), level))
     columns += [
         value_column(search),
         _STEP_TIME,
@@ -115,13 +114,8 @@ def importance_table(search: SearchResult) -> Table:
         for factor in search.factors
     ]
     if not of_value and not of_time:
-        records = [
-            (
-                "Too few trials, or one factor alone: there is nothing to weigh",
-                None,
-                None,
-            )
-        ]
+        nothing = "Too few trials, or one factor alone: there is nothing to weigh"
+        records = [(nothing, None, None)]
     return make_table(
         "importances",
         "Which factors mattered",
@@ -153,7 +147,9 @@ def search_sentences(search: SearchResult) -> tuple[str, ...]:
         sentences.append(
             f"On the front: {', '.join(point.name for point in rung.front)}."
         )
-    ends = Counter(point.end for other in search.rungs for point in other.points)
+    ends: Counter[str] = Counter()
+    for other in search.rungs:
+        ends.update(point.end for point in other.points)
     for end, words in _ENDS.items():
         if ends[end]:
             sentences.append(f"{plural(ends[end], 'run')} {words}.")

@@ -131,20 +131,23 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
     """Show the verdict for each matrix of arms: GEMMs in FP4 by stabiliser; nothing without a target."""
     if analysis.plan.target is None or not findings:  # there is no token cost
         return
-    tones: dict[str | None, str] = {None: "absent"}
-    texts: dict[str | None, str] = {None: DASH, analysis.baseline: "baseline"}
+    cells: dict[str | None, tuple[str, str]] = {  # by arm: its tone and text
+        None: ("absent", DASH),
+        analysis.baseline: ("", "baseline"),
+    }
     for arm, finding in zip(analysis.others, findings, strict=True):
         text = TONES[finding.tone]
         if arm.token_cost.kind != "none" and finding.tone != "diverged":
             text += f":\n{cost(arm.token_cost)}"
-        tones[arm.name] = finding.tone
-        texts[arm.name] = text
+        cells[arm.name] = (finding.tone, text)
     for i, matrix in enumerate(analysis.matrices, 1):
+        tones = []
         rows = []
         for gemms, names in zip(matrix.gemms, matrix.arms, strict=True):
             # a line breaks only before a plus
-            low = f" +{NBSP}".join(gemm.capitalize() for gemm in gemms)
-            rows.append((low, *(texts[name] for name in names)))
+            low = f" +{NBSP}".join(map(str.capitalize, gemms))
+            tones.append(("", *(cells[name][0] for name in names)))
+            rows.append((low, *(cells[name][1] for name in names)))
         stabilisers = [
             "no stabiliser" if word == PLAIN else word for word in matrix.stabilisers
         ]
@@ -154,9 +157,7 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
             caption=_matrix_caption(matrix, analysis),
             columns=("GEMMs in FP4", *stabilisers),
             rows=tuple(rows),
-            tones=tuple(
-                ("", *(tones.get(name, "") for name in names)) for names in matrix.arms
-            ),
+            tones=tuple(tones),
             sentences=tuple(
                 finding.text for finding in findings if finding.arm in matrix.names
             ),
@@ -164,14 +165,14 @@ def matrix_tables(analysis: Analysis, findings: Sequence[Finding]) -> Iterator[T
 
 
 def _matrix_caption(matrix: Matrix, analysis: Analysis) -> str:
-    inside = [arm for arm in analysis.arms if arm.name in matrix.names]
+    inside = [arm.planned.differs for arm in analysis.arms if arm.name in matrix.names]
     outside = [arm.name for arm in analysis.others if arm.name not in matrix.names]
     # What differs from the baseline in the same way in all arms, besides the recipe.
     common = []
-    for key, (_, value) in inside[0].planned.differs.items():
-        pairs = [dict(arm.planned.differs).get(key) for arm in inside]
-        if not key.startswith("recipe") and pairs.count(pairs[0]) == len(pairs):
-            common.append(f"{key} {setting(value)}")
+    for key, pair in inside[0].items():
+        is_common = all(differs.get(key) == pair for differs in inside)
+        if is_common and not key.startswith("recipe"):
+            common.append(f"{key} {setting(pair[1])}")
     caption = (
         f"Token cost against {analysis.baseline} by what is in {matrix.format.upper()} and how it is "
         f"stabilised; the arms differ in nothing else. Brackets: {coverage(analysis.plan.stop)} "
@@ -278,10 +279,9 @@ def design_table(analysis: Analysis) -> Table:
     def differences(arm: ArmResult) -> str | None:
         if arm.name == analysis.baseline and not arm.planned.differs:
             return "baseline"
-        changes = [
-            f"{key}: {_plain(a)} → {_plain(b)}"
-            for key, (a, b) in arm.planned.differs.items()
-        ]
+        changes = []
+        for key, (base_value, value) in arm.planned.differs.items():
+            changes.append(f"{key}: {_plain(base_value)} → {_plain(value)}")
         return "; ".join(changes) or None
 
     return make_table(
@@ -305,10 +305,10 @@ def _plain(value: Any) -> str:
         return value
     # a part of a recipe, without the values that are not set
     if isinstance(value, dict):
-        known = ", ".join(
+        known = [
             f"{key}: {_plain(item)}" for key, item in value.items() if item is not None
-        )
-        return f"{{{known}}}"
+        ]
+        return f"{{{', '.join(known)}}}"
     return json.dumps(value, ensure_ascii=False).replace('"', "")
 
 
@@ -387,14 +387,7 @@ def tuning_table(analysis: Analysis) -> Table | None:
         f"{analysis.plan.unit}. "
         f"Brackets: 95{NBSP}% intervals over the seeds of the runs.",
         [
-            Column(
-                "Arm",
-                lambda arm: (
-                    arm.name
-                    if arm.group == arm.name
-                    else f"{arm.name} (group {arm.group})"
-                ),
-            ),
+            Column("Arm", _arm_and_group),
             Column(
                 "The study's own", lambda arm: _settings(arm.shared, arm.loss_shared)
             ),
@@ -406,6 +399,12 @@ def tuning_table(analysis: Analysis) -> Table | None:
         ],
         tuning.arms,
     )
+
+
+def _arm_and_group(arm: TunedArm) -> str:
+    if arm.group == arm.name:
+        return arm.name
+    return f"{arm.name} (group {arm.group})"
 
 
 def _settings(values: Mapping[str, Any], final_loss: float | None) -> str:

@@ -60,13 +60,8 @@ class Verdict:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The whole verdict as sentences, in order."""
-        findings = (finding.text for finding in self.findings)
-        return (
-            self.lead,
-            *filter(None, [self.more, self.count]),
-            *findings,
-            *self.notes,
-        )
+        summary = filter(None, [self.lead, self.more, self.count])
+        return (*summary, *(finding.text for finding in self.findings), *self.notes)
 
 
 def write_verdict(analysis: Analysis) -> Verdict:
@@ -99,7 +94,7 @@ def _advise(analysis: Analysis, findings: Sequence[Finding]) -> Verdict:
     words = LOSS_TONES if target is None else TONES
     numbers = Counter(tones.values())
     summary = listed(
-        [f"{text} ({numbers[tone]})" for tone, text in words.items() if numbers[tone]]
+        [f"{text} ({numbers[tone]})" for tone, text in words.items() if tone in numbers]
     )
     arms = plural(len(tones), "arm")
     if target is None:
@@ -124,9 +119,9 @@ def _choose(analysis: Analysis, tones: Mapping[str, Tone]) -> Verdict:
         notes = grouped(
             (arm.name, arm.token_cost.note) for arm in arms if arm.token_cost.note
         )
-        reasons = [
-            note.replace("this arm", listed(names)) for note, names in notes.items()
-        ]
+        reasons = []
+        for note, names in notes.items():
+            reasons.append(note.replace("this arm", listed(names)))
         return Verdict(
             lead=f"Nothing is settled yet: no arm has a token cost with an interval ({'; '.join(reasons)}). "
             "It takes more seeds, or a target that every run reaches after its first evaluation."
