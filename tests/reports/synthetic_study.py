@@ -49,13 +49,12 @@ ENVIRONMENT = {
 
 
 def resolved_recipe(*gemms, hadamard=0, rest="bf16"):
-    fp4 = {
-        side: {"format": "mxfp4", "hadamard": hadamard} for side in ("left", "right")
-    }
-    other = {side: {"format": rest, "hadamard": 0} for side in ("left", "right")}
-    return {
-        gemm: fp4 if gemm in gemms else other for gemm in ("fprop", "dgrad", "wgrad")
-    }
+    fp4 = {"format": "mxfp4", "hadamard": hadamard}
+    other = {"format": rest, "hadamard": 0}
+    recipe = {}
+    for gemm in ("fprop", "dgrad", "wgrad"):
+        recipe[gemm] = dict.fromkeys(("left", "right"), fp4 if gemm in gemms else other)
+    return recipe
 
 
 def smooth_curve(rng, *, cost=0.0, seed_noise=0.01, every=50_000, diverge_at=None):
@@ -68,10 +67,10 @@ def smooth_curve(rng, *, cost=0.0, seed_noise=0.01, every=50_000, diverge_at=Non
         + rng.normal(0, 0.0015, len(tokens))
     )
     if diverge_at is not None:
-        keep = tokens <= diverge_at + 3 * every
-        tokens, loss = tokens[keep], loss[keep]
         loss[tokens > diverge_at] = 7.5
-    return [(int(t), float(v)) for t, v in zip(tokens, loss, strict=True)]
+        tokens = tokens[tokens <= diverge_at + 3 * every]
+        loss = loss[: len(tokens)]
+    return [*zip(tokens.tolist(), loss.tolist(), strict=True)]
 
 
 def write_run(run, points, *, state, config, environment, message):
@@ -82,16 +81,18 @@ def write_run(run, points, *, state, config, environment, message):
     if environment is not None:
         write_record(run.environment_path, environment)
     for step, (tokens, loss, *second) in enumerate(points, 1):
-        row = {"tokens": tokens, "step": step, "time_unix": 1.7e9 + step}
+        place = {"tokens": tokens, "step": step, "time_unix": 1.7e9 + step}
         train = {
             "loss": loss + 0.02,
             "lr": 0.004,
             "grad_norm": 1.0,
             "tokens_per_sec": 31000.0,
         }
-        append_line(run.metrics_path, {"kind": "train", **row, **train})
-        evals = dict(zip(("val_loss", "val_loss_bf16"), (loss, *second), strict=False))
-        append_line(run.metrics_path, {"kind": "eval", **row, **evals})
+        append_line(run.metrics_path, {"kind": "train", **place, **train})
+        row = {"kind": "eval", **place, "val_loss": loss}
+        if second:
+            row["val_loss_bf16"] = second[0]
+        append_line(run.metrics_path, row)
     ended = 1.7e9 + 60 if state in ("finished", "diverged", "failed") else None
     last = points[-1][0] if points else 0
     # write_status stamps the present; the report must not depend on it.
@@ -129,54 +130,40 @@ def build_study(
     base = TRAINING | training
     arms = []
     for name, seeds in curves.items():
-        config = {
-            "training": base | own_training.get(name, NONE),
-            "recipe": resolved_recipe(),
-        }
+        config = {"training": base | own_training.get(name, {})}
         if model is not None:
-            whole = whole_config(
-                Recipe(), model=ModelConfig(**model | own_model.get(name, {}))
-            )
-            whole = dataclasses.asdict(whole)
+            shape = ModelConfig(**model | own_model.get(name, {}))
+            whole = dataclasses.asdict(whole_config(Recipe(), model=shape))
             config = whole | {"training": whole["training"] | config["training"]}
-        config |= {"recipe": resolved[name]} if name in resolved else {}
+        if name in resolved or model is None:
+            config["recipe"] = resolved.get(name, resolved_recipe())
         runs = []
         for seed, points in enumerate(seeds):
-            run_id = hashlib.sha256(
-                f"{study}/{name}/{seed}{model or ''}".encode()
-            ).hexdigest()[:12]
+            words = f"{study}/{name}/{seed}{model or ''}"
+            run_id = hashlib.sha256(words.encode()).hexdigest()[:12]
             runs.append({"id": run_id, "seed": seed})
             write_run(
                 store.run(run_id), points, state=states.get((name, seed), "finished"),
                 message=messages.get((name, seed)), config=config | {"seed": seed}, environment=environment,
             )  # fmt: skip
-        arm = {
-            "name": name,
-            "description": None,
-            "recipe": recipes.get(name, "bf16"),
-            "runs": runs,
-        }
-        arm |= {
-            "factors": factors.get(name, {}),
-            "differs": differs.get(name, {}),
-            "folded": [],
-        }
+        arm = {"name": name, "recipe": recipes.get(name, "bf16"), "runs": runs}
+        arm["factors"] = factors.get(name, {})
+        arm["differs"] = differs.get(name, {})
         if name in forks:
             arm["fork"] = dict(zip(("arm", "tokens"), forks[name], strict=True))
         arms.append(arm)
     content = {
         "format": 1,
         "study": study,
-        "description": None,
         "baseline": next(iter(curves)),
-        "dropped": [],
+        "paired_seeds": False,
     }
+    content |= {"training": base, "arms": arms}
     content["target"] = {
         "kind": "val_loss",
         "value": 2.2,
         "crossing": "confirmed",
     } | target
-    content |= {"paired_seeds": False, "training": base, "arms": arms}
     write_record(store.plan_path, content | plan)
     return store
 
@@ -241,26 +228,27 @@ def ladder_study(folder, seed=1):
     """Six arms as in the quickstart."""
     rng = np.random.default_rng(seed)
     three = ("fprop", "dgrad", "wgrad")
-    arms = {
-        "bf16": (0.0, "bf16", resolved_recipe()),
-        "fp8": (0.004, "fp8", resolved_recipe(rest="fp8_e4m3")),
-        "fprop": (0.06, "Fprop mxfp4; Dgrad+Wgrad bf16", resolved_recipe("fprop")),
-        "fprop+dgrad": (
+    arms = [
+        ("bf16", 0.0, "bf16", resolved_recipe()),
+        ("fp8", 0.004, "fp8", resolved_recipe(rest="fp8_e4m3")),
+        ("fprop", 0.06, "Fprop mxfp4; Dgrad+Wgrad bf16", resolved_recipe("fprop")),
+        (
+            "fprop+dgrad",
             0.09,
             "Fprop+Dgrad mxfp4; Wgrad bf16",
             resolved_recipe("fprop", "dgrad"),
         ),
-        "all three": (0.24, "mxfp4", resolved_recipe(*three)),
-        "all three, H16": (0.085, "mxfp4 DHT16", resolved_recipe(*three, hadamard=16)),
-    }
+        ("all three", 0.24, "mxfp4", resolved_recipe(*three)),
+        ("all three, H16", 0.085, "mxfp4 DHT16", resolved_recipe(*three, hadamard=16)),
+    ]
+    curves = {}
+    for name, cost, *_ in arms:
+        curves[name] = [smooth_curve(rng, cost=cost) for _ in range(2)]
     return build_study(
         folder,
-        {
-            name: [smooth_curve(rng, cost=cost) for _ in range(2)]
-            for name, (cost, _, _) in arms.items()
-        },
-        recipes={name: recipe for name, (_, recipe, _) in arms.items()},
-        resolved={name: recipe for name, (_, _, recipe) in arms.items()},
+        curves,
+        recipes={name: words for name, _, words, _ in arms},
+        resolved={name: recipe for name, *_, recipe in arms},
         study="quickstart",
         target={"value": 2.14},
         description="What FP4 in each GEMM costs on the text of the standard library.",
@@ -271,50 +259,46 @@ def wide_study(folder):
     """Twelve arms, with runs that end before the target and runs that diverge."""
     rng = np.random.default_rng(2)
     curves = {"fp8": [smooth_curve(rng) for _ in range(5)]}
-    recipes = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
+    resolved = {"fp8": dataclasses.asdict(resolve(RecipeSpec(rest="fp8")))}
     messages = {("F H16", 4): "RuntimeError: out of memory"}
-    words = {
-        "plain": ("none", 1.0),
-        "SR": ("sr", 1.1),
-        "RHT16": ("rht", 1.35),
-        "H16": ("dht", 0.4),
-    }
-    for (cost, low), (word, (stabiliser, factor)) in itertools.product(
-        zip(
-            (0.05, 0.09, 0.22), itertools.accumulate("FDW", "{}+{}".format), strict=True
-        ),
-        words.items(),
-    ):
-        name = f"{low} {word}"
-        if name == "F+D H16":
-            continue
-        gemms = ["fprop", "dgrad", "wgrad"][: len(low.split("+"))]
-        spec = RecipeSpec(gemms=gemms, stabiliser=stabiliser, rest="fp8")
-        recipes[name] = dataclasses.asdict(resolve(spec))
-        diverging = {"F+D+W SR": 5, "F+D+W RHT16": 1}.get(name, 0)
-        curves[name] = [
-            smooth_curve(
-                rng,
-                cost=cost * factor + 0.12 * (name == "F+D+W RHT16"),
-                seed_noise=0.025,
-                diverge_at=150_000 + 50_000 * i if i < diverging else None,
-            )
-            for i in range(5)
-        ]
-        text = "validation loss above 7.1 for 3 evaluations"
-        messages |= {(name, i): text for i in range(diverging)}
+    states = {("F H16", 4): "failed"}
+    stabilisers = [
+        ("plain", "none", 1.0), ("SR", "sr", 1.1), ("RHT16", "rht", 1.35), ("H16", "dht", 0.4),
+    ]  # fmt: skip
+    diverging = {"F+D+W SR": 5, "F+D+W RHT16": 1}
+    gemms = []
+    for gemm, cost in (("fprop", 0.05), ("dgrad", 0.09), ("wgrad", 0.22)):
+        gemms.append(gemm)
+        low = "+".join(name[0].upper() for name in gemms)
+        for word, stabiliser, factor in stabilisers:
+            name = f"{low} {word}"
+            if name == "F+D H16":
+                continue
+            spec = RecipeSpec(gemms=[*gemms], stabiliser=stabiliser, rest="fp8")
+            resolved[name] = dataclasses.asdict(resolve(spec))
+            curves[name] = []
+            for seed in range(5):
+                is_diverging = seed < diverging.get(name, 0)
+                curves[name].append(
+                    smooth_curve(
+                        rng,
+                        cost=cost * factor + 0.12 * (name == "F+D+W RHT16"),
+                        seed_noise=0.025,
+                        diverge_at=150_000 + 50_000 * seed if is_diverging else None,
+                    )
+                )
+                if is_diverging:
+                    states[name, seed] = "diverged"
+                    messages[name, seed] = "validation loss above 7.1 for 3 evaluations"
     return build_study(
         folder,
         curves,
-        states={
-            run: "failed" if "memory" in text else "diverged"
-            for run, text in messages.items()
-        },
+        states=states,
         messages=messages,
         study="amd-ladder",
         target={"value": 2.09},
         recipes={name: name for name in curves},
-        resolved=recipes,
+        resolved=resolved,
     )
 
 
