@@ -124,9 +124,9 @@ def read_wandb_chart(
                     runs[column] = run
                     metrics.add(metric_of_run)
             if len(metrics) != 1:
+                listed = safe_text(", ".join(sorted(metrics))) or "none"
                 faults.append(
-                    f"{path}:1: expected columns 'RUN - METRIC' of one metric, found: "
-                    f"{', '.join(sorted(metrics)) or 'none'} (--metric)"
+                    f"{path}:1: expected columns 'RUN - METRIC' of one metric, found: {listed} (--metric)"
                 )
                 return
         for column, run in runs.items():

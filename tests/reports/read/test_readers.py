@@ -8,29 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from logs import content_of, runs_in
 
 from ablate.base.errors import UserError
 from ablate.reports.pages.document import csv_text
 from ablate.reports.read.names import by_pattern
-from ablate.reports.read.rows import read_csv, read_jsonl, read_wandb_chart
-from ablate.reports.read.tables import Reading, runs_of_log, runs_of_table
+from ablate.reports.read.rows import read_csv
 from ablate.reports.read.tracking import read_mlflow
-from ablate.run.log_rows import LogSource
 from tests.golden import cases, check
-
-READERS = {"csv": read_csv, "jsonl": read_jsonl, "wandb": read_wandb_chart}
-
-
-def runs_in(kind, path, faults, columns="", more=(), **reading):
-    """``columns``: ours=theirs. ``more``: the patterns of a text, or the metric of a chart."""
-    names = dict(pair.split("=") for pair in columns.split())
-    reading = Reading(names=names, **reading)
-    if kind in READERS:
-        return runs_of_table(path, READERS[kind](path, faults, *more), faults, reading)
-    source = (
-        {"patterns": list(more)} if kind == "text" else {"preset": kind, "file": ""}
-    )
-    return runs_of_log(path, LogSource(**source, set=reading.set_name), faults, reading)
 
 
 def told(run):
@@ -44,18 +29,12 @@ def test_what_is_read_and_what_is_not(tmp_path, case):
     """Seed, losses and speed of each run, after its arm; then the faults, or why all is refused."""
     path = tmp_path / "log"
     faults = []
-    reader, _, text = case[2].partition("\n")
-    kind, options = reader.split(" ", 1)
-    for code in ("udce9", "udcff"):  # bytes that are not UTF-8
-        text = text.replace(f"\\{code}", chr(int(code[1:], 16)))
-    path.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+    kind, options, content = content_of(case)
+    path.write_bytes(content)
+    lines = []
     try:
-        runs = runs_in(kind, path, faults, **json.loads(options))
-        lines = [
-            f"{arm}: {told(run)}" if arm else told(run)
-            for arm, of_arm in runs.items()
-            for run in of_arm
-        ]
+        for arm, runs in runs_in(kind, path, faults, **options).items():
+            lines += [f"{arm}: {told(run)}" if arm else told(run) for run in runs]
     except UserError as refused:
         lines = [str(refused)]
     check(case, [line.removeprefix(str(path)) for line in (*lines, *faults)])
@@ -95,18 +74,16 @@ def test_large_files_are_read_in_little_memory(tmp_path):
     row = json.dumps({"kind": "train", "arm": "a", "loss": 3.0, "note": "x" * 100})
     with rows.open("w") as file:
         for step in range(100):
-            file.write(f"{row}\n" * 1000)
-            file.write(json.dumps({"tokens": step, "val_loss": 4 - step / 100}) + "\n")
+            evaluation = json.dumps({"tokens": step, "val_loss": 4 - step / 100})
+            file.write(f"{row}\n" * 1000 + f"{evaluation}\n")
     with hole.open("wb") as file:
         file.seek(1 << 26)  # no line break in 64 MiB
-        file.write(b"\nstep:5/9 val_loss:3.0\rstep:9/9 val_loss:2.5")
-    pattern = "step:(?P<step>.*)/9 val_loss:(?P<val_loss>...)"
+        file.write(b"\n5 tokens, loss 3.0\r9 tokens, loss 2.5")
+    pattern = "(?P<tokens>.) tokens, loss (?P<val_loss>...)"
     tracemalloc.start()
-    assert len(runs_in("jsonl", rows, [])[None][0].evals) == 100
-    assert (
-        len(runs_in("text", hole, [], stages=((0, 1),), more=[pattern])[None][0].evals)
-        == 2
-    )
+    (of_rows,) = runs_in("jsonl", rows, [])[None]
+    (of_text,) = runs_in("text", hole, [], more=[pattern])[None]
+    assert (len(of_rows.evals), len(of_text.evals)) == (100, 2)
     assert tracemalloc.get_traced_memory()[1] < 1 << 23 < rows.stat().st_size
     tracemalloc.stop()
 
