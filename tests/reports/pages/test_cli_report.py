@@ -37,11 +37,9 @@ def call(make_study):
 def test_the_verdict_and_the_paths_are_printed_and_no_name_steers_the_terminal(call):
     output = call().output
     assert output.startswith("Partial: 1 of 4 runs")
-    assert output.splitlines()[2].startswith("Of 1 arm compared with a at")
     assert str(call.store.path / "report" / "report.html") in output.splitlines()
     assert "\x1b" not in output
     assert "b\\x1b[2J" in output
-    assert "\\xa0" not in output
     assert "\u00a0%" in output
 
 
@@ -132,17 +130,8 @@ def test_watch_writes_while_the_study_runs_and_ends_with_it(make_study, ended):
     base, fp4 = plan.arms
     store.write_plan(replace(plan, arms=(base, replace(fp4, runs=fp4.runs[:2]))))
     page = store.path / "report" / "report.html"
-    arguments = [
-        "report",
-        store.path.name,
-        "--storage",
-        store.path.parent,
-        "--watch",
-        "--every",
-        "1",
-    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ablate", *map(str, arguments)],
+        [sys.executable, "-m", "ablate", "report", store.path, "--watch", "--every=1"],
         stdout=subprocess.PIPE,
         text=True,
     )

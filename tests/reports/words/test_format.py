@@ -40,6 +40,7 @@ cost     | {kind: none}                                         | –
 cost     | {kind: baseline}                                     | baseline
 times    | {estimate: 1.1, low: 1.0, high: 1.2}                 | 1.10× [1.00, 1.20]
 interval | {estimate: 2.0}                                      | 2.0000
+difference | {estimate: -0.00001, low: -0.1, high: 0.1} | 0.0000 [−0.1000, +0.1000]
 listed   | [a]                                                  | a
 listed   | [a, b, c]                                            | a, b and c
 moment   | 1700000000                                           | 2023-11-14 22:13 UTC
@@ -52,11 +53,6 @@ def test_values(write, value, text):
     if isinstance(value, dict):
         value = (Cost if "kind" in value else Interval)(**value)
     assert getattr(words, write)(value).replace(words.NBSP, " ") == text
-
-
-def test_what_rounds_to_zero_has_no_sign():
-    small = Interval(estimate=-0.00001, low=-0.1, high=0.1)
-    assert words.interval(small, words.signed) == "0.0000 [−0.1000, +0.1000]"
 
 
 NAME = "<script>alert(1)</script> | *a* `b` [c](d) $x^2$ & \\ _e_ #\n50% \u202e\x07"
