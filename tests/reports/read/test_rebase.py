@@ -46,26 +46,19 @@ def test_costs_are_those_against_the_other_arm(frames):
 
 def test_what_an_arm_differs_in_is_told_against_the_new_baseline(frames):
     gemms = {"recipe.gemms": ([], ["fprop"])}
-    differs = {
-        "bf16": {},
-        "all": gemms | {"training.learning_rate": (1e-3, 2e-3)},
-        "mended": gemms | {"recipe.stabiliser": ("none", "dht")},
-    }
+    rate = {"training.learning_rate": (1e-3, 2e-3)}
+    rht = {"recipe.stabiliser": ("none", "dht")}
+    differs = {"bf16": {}, "all": gemms | rate, "mended": gemms | rht}
     arms = tuple(
         replace(arm, differs=differs[arm.name], again=arm.name == "mended")
         for arm in frames.plan.arms
     )
     read = read_against(with_plan(frames, arms=arms), baseline="all").plan.arms
+    rate_back = {"training.learning_rate": (2e-3, 1e-3)}
     assert {arm.name: arm.differs for arm in read} == {
-        "bf16": {
-            "recipe.gemms": (["fprop"], []),
-            "training.learning_rate": (2e-3, 1e-3),
-        },
+        "bf16": {"recipe.gemms": (["fprop"], [])} | rate_back,
         "all": {},
-        "mended": {
-            "training.learning_rate": (2e-3, 1e-3),
-            "recipe.stabiliser": ("none", "dht"),
-        },
+        "mended": rate_back | rht,
     }
     assert not any(arm.again for arm in read)
 
