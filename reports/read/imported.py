@@ -122,12 +122,12 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
     Raises:
         UserError: two files hold one run, or a run without name and seed begins late.
     """
-    seeds = set()
+    seeds: set[int | str | None] = set()
     for arm, runs in arms.items():
         _check_whole(arm, runs, waived)
         seeds |= {run.seed for run in runs}
     texts = sorted(seed for seed in seeds if isinstance(seed, str))
-    numbers = dict(zip(texts, _free_seeds(seeds), strict=False))
+    numbers: dict[object, int] = dict(zip(texts, _free_seeds(seeds), strict=False))
     if not numbers:
         return arms, []
     numbered = {}

@@ -94,7 +94,7 @@ def target_after(frames: StudyFrames, tokens: int) -> float:
     plan = frames.plan
     curves = []
     for run_id, evals in frames.evals.groupby("run_id", sort=False):
-        run = frames.runs[run_id]
+        run = frames.runs[str(run_id)]
         if run.arm == plan.baseline and run.status.state != "diverged":
             curves.append((evals["tokens"].to_numpy(), evals["val_loss"]))
     if not curves:

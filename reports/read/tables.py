@@ -141,8 +141,8 @@ class _Table:
         if "tokens" in reading.names or "step" in reading.names:
             del self._columns["tokens"], self._columns["step"]
         self._columns |= reading.names
-        self._all_columns: dict[Any, None] = {}
-        self._row_columns: dict[Any, None] = {}
+        self._all_columns: dict[Any, Any] = {}
+        self._row_columns: dict[Any, Any] = {}
         self._present: dict[str, str] = {}
         self._places: list[str] | None = None
         self._sets: dict[str, None] = {}
