@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.compare import Comparison
     from ablate.reports.findings.results import Analysis
     from ablate.reports.findings.search import SearchResult
-    from ablate.results.cost import Cost
+    from ablate.results.intervals import Interval
     from ablate.results.losses import Band, Curve
 
 
@@ -95,7 +95,9 @@ def _bands(analysis: Analysis, curves: Sequence[Curve]) -> dict[str, Band]:
     return {name: band for name, band in bands.items() if band.tokens.any()}
 
 
-def _panel(places: Sequence[float], costs: Sequence[Cost], text: str) -> canvas.Panel:
+def _panel(
+    places: Sequence[float], costs: Sequence[Interval], text: str
+) -> canvas.Panel:
     ends = np.array(
         [(cost.estimate, cost.low, cost.high) for cost in costs], dtype=float
     )
