@@ -53,11 +53,8 @@ class OpenStudy:
         why it ended so.
         """
         figures = ("tokens_to_target", "last_loss", "seconds", "tokens_per_sec")
-        return (
-            run_frame(self.analysis)
-            .infer_objects()
-            .astype(dict.fromkeys(figures, float))
-        )
+        runs = run_frame(self.analysis).infer_objects()
+        return runs.astype(dict.fromkeys(figures, float))
 
     def curves(self) -> pd.DataFrame:
         """Return one row an evaluation, ordered by run and tokens, as ``tables/evaluations.csv`` has them.
@@ -89,11 +86,7 @@ class OpenStudy:
         from which tokens and cost are counted, else 0. Of a study that tuned its arms: at the values found.
         """
         arms = arm_frame(self.analysis).infer_objects()
-        figures = [
-            name
-            for name in arms.columns
-            if name.endswith(("_estimate", "_low", "_high", "_tokens"))
-        ]
+        figures = arms.filter(regex="_(estimate|low|high|tokens)$")
         return arms.astype(dict.fromkeys(figures, float))
 
 

@@ -63,22 +63,19 @@ def read_mlflow(
                 for run in client.search_runs(
                     [of_name.experiment_id], query, max_results=50_000
                 ):
+                    name = f"run '{run.info.run_name}' ({run.info.run_id})"
                     history = client.get_metric_history(run.info.run_id, metric)
                     if history:
-                        imported[arm].append(_imported(run, history, stages[arm]))
+                        imported[arm].append(_imported(run, name, history, stages[arm]))
                     else:
-                        faults.append(f"{_named(run)}: no metric '{metric}'")
+                        faults.append(f"{name}: no metric '{metric}'")
     except (MlflowException, OSError) as error:
         raise UserError(f"MLflow at {uri}: {first_line(error)}") from None
     return imported
 
 
-def _named(run: Run) -> str:
-    return f"run '{run.info.run_name}' ({run.info.run_id})"
-
-
 def _imported(
-    run: Run, history: Sequence[Metric], stages: Stages | None
+    run: Run, name: str, history: Sequence[Metric], stages: Stages | None
 ) -> ImportedRun:
     losses: dict[int, float] = {}
     # MLflow gives no order; of several values at one step the last logged counts.
@@ -92,7 +89,7 @@ def _imported(
         losses,
         [run.info.run_id],
         state=_STATES.get(run.info.status, "failed"),
-        source=f"MLflow {_named(run)}",
+        source=f"MLflow {name}",
         seed=int(seed) if seed.lstrip("-").isdecimal() else None,
         started_unix=started_ms and started_ms / 1e3,
         ended_unix=ended_ms and ended_ms / 1e3,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from importlib.resources import files
 
 import numpy as np
+import pandas as pd
 import pytest
 from found_search import found_search
 from synthetic_study import build_study, smooth_curve
@@ -109,17 +109,10 @@ def test_arms_go_and_come_back_in_print_and_values_are_those_of_the_curves(
         return document.querySelector('.tip').innerText;
         """
     )
-    with (paths.tables / "evaluations.csv").open() as file:
-        row = [
-            row
-            for row in csv.DictReader(file)
-            if (row["arm"], row["seed"]) == ("bf16", "0")
-        ][2]
-    tokens = int(row["tokens"])
-    assert (
-        tip
-        == f"bf16, seed 0: {float(row['val_loss']):.4f} nats/token after {tokens:,} tokens"
-    )
+    table = pd.read_csv(paths.tables / "evaluations.csv")
+    row = table[(table.arm == "bf16") & (table.seed == 0)].iloc[2]
+    text = f"{row.val_loss:.4f} nats/token after {row.tokens:,} tokens"
+    assert tip == f"bf16, seed 0: {text}"
 
 
 def faults_of_access(browser):
