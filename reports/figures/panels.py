@@ -175,10 +175,10 @@ def draw_comparison(comparison: Comparison) -> canvas.Picture | None:
         line = lines[name]
         if line.intercept is not None and line.slope is not None:
             x = panels[name].x
-            places = np.geomspace(x[0], x[-1], 40)
+            between = np.geomspace(x[0], x[-1], 40)
             axis.plot(
-                places,
-                np.expm1(line.intercept + line.slope * np.log10(places)),
+                between,
+                np.expm1(line.intercept + line.slope * np.log10(between)),
                 color=looks[name]["color"],
                 linewidth=0.9,
                 linestyle=looks[name]["linestyle"],
