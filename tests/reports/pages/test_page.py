@@ -143,26 +143,21 @@ def beside(tmp_path_factory):
     """The pages of a comparison, a trend and two searches, by name."""
     folder = tmp_path_factory.mktemp("beside")
     rng = np.random.default_rng(1)
-    curves = {
-        name: [smooth_curve(rng) for _ in range(2)]
-        for name in ("bf16", "fp4", "fp4 with a long name")
+    curves = {}
+    for name in ("bf16", "fp4", "fp4 with a long name"):
+        curves[name] = [smooth_curve(rng) for _ in range(2)]
+    frames = []
+    for width in (64, 128, 256):
+        study = f"a_study_of_width_{width}"
+        store = build_study(folder, curves, study=study, model={"width": width})
+        frames.append(load_frames(store))
+    sides = [analyse(frame) for frame in frames]
+    pages = {
+        "compare": write_comparison(compare(sides[:2], frames[:2]), folder / "compare"),
+        "trend": write_comparison(compare(sides, frames), folder / "trend"),
+        "search": write_search(found_search(), folder / "search", "name: s\n"),
     }
-    sizes = [
-        load_frames(
-            build_study(
-                folder, curves, study=f"a_study_of_width_{size}", model={"width": size}
-            )
-        )
-        for size in (64, 128, 256)
-    ]
-    sides = [analyse(frame) for frame in sizes]
-    return {
-        "compare": write_comparison(compare(sides[:2], sizes[:2]), folder / "compare")[
-            -1
-        ],
-        "trend": write_comparison(compare(sides, sizes), folder / "trend")[-1],
-        "search": write_search(found_search(), folder / "search", "name: s\n")[-1],
-    }
+    return {name: paths[-1] for name, paths in pages.items()}
 
 
 PAGES = [
@@ -188,16 +183,11 @@ def test_no_page_overflows_or_asks_the_network_and_axe_finds_no_fault(
         "return document.scrollingElement.scrollWidth > innerWidth"
     )
     assert browser.get_log("browser") == []
-    events = [
-        json.loads(entry["message"])["message"]
-        for entry in browser.get_log("performance")
-    ]
-    sent = [
-        event["params"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-    urls = {request["request"]["url"] for request in sent}
+    urls = set()
+    for entry in browser.get_log("performance"):
+        event = json.loads(entry["message"])["message"]
+        if event["method"] == "Network.requestWillBeSent":
+            urls.add(event["params"]["request"]["url"])
     assert {url for url in urls if not url.startswith("data:")} == {path.as_uri()}
     assert faults_of_access(browser) == []
 
