@@ -56,6 +56,8 @@ def test_the_bytes_depend_on_the_study_alone(written, tmp_path):
 def test_the_contract_of_report_json(written):
     report = strict(written("wide"))
     for arm in report["arms"]:
+        ended = arm["hit"] + arm["censored"] + arm["diverged"]
+        assert arm["n"] == ended == len(arm["runs"]) - arm["missing"]
         loss = arm["final_loss"]
         assert not {"figure", "moderated"} & {*loss, *loss["difference"]}
     names = ["F+D plain", "F+D SR", "F+D RHT16", None]
