@@ -28,10 +28,13 @@ from ablate.reports.words.format import (
 from ablate.results.stop_rule import method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ablate.reports.findings.results import Analysis, ArmResult
     from ablate.results.intervals import Interval
+
+    Bars = dict[int, tuple[str, Interval]]
+    """By row: the colour and the interval."""
 
 _WIDTH = 5
 """In inches: it is as wide as a telephone's page, and needs no scrolling there."""
@@ -52,17 +55,11 @@ def draw_forest(analysis: Analysis) -> canvas.Picture | None:
     ]
     heading = f"token cost [95{NBSP}%] {3 * NBSP}n (hit / cens. / div.)"
     axis = _rows([arm.name for arm in arms], heading, texts)
-    points = _draw_points(axis, analysis)
+    points, bars = _draw_points(axis, analysis)
     is_logarithmic = max(points) > 1 and min(filter(None, map(abs, points))) < _LINEAR
     if is_logarithmic:
         axis.set_xscale("symlog", linthresh=_LINEAR)
         canvas.percent_ticks(axis.xaxis)
-    looks = canvas.looks_of(analysis)
-    bars = {
-        row: (looks[arm.name]["color"], arm.token_cost)
-        for row, arm in enumerate(arms)
-        if arm.token_cost.kind == "interval"
-    }
     is_cut = _draw_intervals(axis, bars, points)
     axis.set_xlabel(f"token cost against {canvas.short(analysis.baseline)}")
     if not is_logarithmic:
@@ -99,7 +96,7 @@ def draw_effects(analysis: Analysis) -> canvas.Picture | None:
     factors = list(dict.fromkeys(effect.factor for effect in effects))
     looks = canvas.looks(factors)
     points = [0.0]
-    bars = {}
+    bars: Bars = {}
     for row, effect in enumerate(effects):
         color = looks[effect.factor]["color"]
         marker = looks[effect.factor]["marker"]
@@ -143,10 +140,11 @@ def _rows(names: Sequence[str], heading: str, texts: Sequence[str]) -> Any:
     return axis
 
 
-def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
-    """Draw seeds, estimates and bounds; return their places, and zero."""
+def _draw_points(axis: Any, analysis: Analysis) -> tuple[list[float], Bars]:
+    """Draw seeds, estimates and bounds; return their places, and zero; and the rows with an interval."""
     looks = canvas.looks_of(analysis)
     points = [0.0]
+    bars: Bars = {}
     for row, arm in enumerate(analysis.others):
         token_cost = arm.token_cost
         color = looks[arm.name]["color"]
@@ -174,16 +172,13 @@ def _draw_points(axis: Any, analysis: Analysis) -> list[float]:
             marker = "<" if token_cost.low is None else ">"
             axis.plot(bound, row, marker, color=color, markersize=8, fillstyle="none")
             points.append(bound)
-    return points
+        if token_cost.kind == "interval":
+            bars[row] = (color, token_cost)
+    return points, bars
 
 
-def _draw_intervals(
-    axis: Any, bars: Mapping[int, tuple[str, Interval]], points: list[float]
-) -> bool:
-    """Draw the intervals and choose the scale's ends; tell whether an interval is cut there.
-
-    ``bars``: each row's colour and interval.
-    """
+def _draw_intervals(axis: Any, bars: Bars, points: list[float]) -> bool:
+    """Draw the intervals and choose the scale's ends; tell whether an interval is cut there."""
     from matplotlib.markers import CARETLEFT, CARETRIGHT
 
     ends = {}
