@@ -126,8 +126,9 @@ def _scales(axis: Any) -> dict[str, list[float]]:
 
 def looks_of(analysis: Analysis) -> dict[str, Look]:
     """Assign a look to each arm of a study: the same whether all are drawn or some."""
+    drawn = {arm.name for arm in analysis.arms}
     every = looks((arm.name for arm in analysis.plan.arms), analysis.baseline)
-    return {arm.name: every[arm.name] for arm in analysis.arms}
+    return {name: look for name, look in every.items() if name in drawn}
 
 
 def looks(arms: Iterable[str], baseline: str = "") -> dict[str, Look]:
