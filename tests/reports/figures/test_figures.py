@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -67,6 +68,12 @@ def test_where_the_rate_falls_the_ground_is_grey(make_study, decay):
     for name in ("convergence", "difference"):
         assert (SHADE.encode() in drawn[name].svg) == (decay > 0)
         assert ("from 350 tokens on" in drawn[name].caption) == (decay > 0)
+
+
+def test_the_baseline_is_drawn_on_top_whatever_its_place(make_study):
+    store = make_study(lines("a: 3 2; b: 3 2"), baseline="b")
+    svg = figures_of(store)["convergence"].svg.decode()
+    assert re.findall(r'id="(arm\d)-', svg)[-1] == "arm1"
 
 
 def test_every_arm_is_named_in_every_figure(written):
