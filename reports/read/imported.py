@@ -117,19 +117,24 @@ def run_of_losses(
 
 
 def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
-    """Check that each run is whole, and number seeds that are text; also return a line that says how.
+    """Check that each run is whole, and number seeds that are text; also return lines for the user.
 
     Raises:
         UserError: two files hold one run, or a run without name and seed begins late.
     """
+    lines = []
     seeds: set[int | str | None] = set()
+    spellings: dict[str, str] = {}
     for arm, runs in arms.items():
         _check_whole(arm, runs, waived)
         seeds |= {run.seed for run in runs}
+        other = spellings.setdefault(arm.casefold(), arm)
+        if other != arm:  # two that were meant as one would halve n without a word
+            lines.append(f"arms {other} and {arm} differ in case alone: taken as two")
     texts = sorted(seed for seed in seeds if isinstance(seed, str))
     numbers: dict[object, int] = dict(zip(texts, _free_seeds(seeds), strict=False))
     if not numbers:
-        return arms, []
+        return arms, lines
     numbered = {}
     for arm, runs in arms.items():
         numbered[arm] = [
@@ -137,7 +142,7 @@ def tidied(arms: Arms, waived: Sequence[str]) -> tuple[Arms, list[str]]:
             for run in runs
         ]
     listed = ", ".join(f"'{text}' = {number}" for text, number in numbers.items())
-    return numbered, [f"seeds {listed}"]
+    return numbered, [*lines, f"seeds {listed}"]
 
 
 def _free_seeds(taken: Collection[object]) -> Iterator[int]:

@@ -296,9 +296,12 @@ def test_a_run_lies_in_one_file(text, waived, said):
             tidied(arms, waived)
 
 
-def test_seeds_that_are_text_are_numbered():
+def test_seeds_that_are_text_are_numbered_and_arms_that_differ_in_case_are_named():
     arms, lines = tidied(
-        {"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "b": [*pieces("c - 0 0: 9")]}, ()
+        {"a": [*pieces("a - s1 0: 5; b - s0 0: 5")], "A": [*pieces("c - 0 0: 9")]}, ()
     )
     assert [run.seed for run in arms["a"]] == [2, 1]
-    assert lines == ["seeds 's0' = 1, 's1' = 2"]
+    assert lines == [
+        "arms a and A differ in case alone: taken as two",
+        "seeds 's0' = 1, 's1' = 2",
+    ]
