@@ -64,13 +64,11 @@ def said(command, folder):
 
 def hold(golden, folder):
     """Hold what the file's commands print in a folder against the file."""
-    head, *commands = re.findall(
-        r"^[#$] .*$", golden.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    check_text(
-        golden,
-        "\n".join([f"{head}\n", *(said(command, folder) for command in commands)]),
-    )
+    text = golden.read_text(encoding="utf-8")
+    head = text.partition("\n")[0]
+    commands = re.findall(r"^\$ .*$", text, re.MULTILINE)
+    outputs = [said(command, folder) for command in commands]
+    check_text(golden, "\n".join([f"{head}\n", *outputs]))
 
 
 @pytest.mark.usefixtures("without_figures")
