@@ -137,11 +137,11 @@ class RoundingFigures:
             ("relative error", self.relative_error, other.relative_error),
             ("bias share", self.bias_share, other.bias_share),
         ]
-        for own, others in zip(self.by_position, other.by_position, strict=True):
-            pairs.append(("gain by position", own, others))
+        for gain, other_gain in zip(self.by_position, other.by_position, strict=True):
+            pairs.append(("gain by position", gain, other_gain))
         names = []
-        for name, own, others in pairs:
-            if name not in names and not own.is_at(others.value, others.error):
+        for name, figure, expected in pairs:
+            if name not in names and not figure.is_at(expected.value, expected.error):
                 names.append(name)
         if self.largest_alike is not None and other.largest_alike is None:
             names.append("independence of the noise")

@@ -245,8 +245,10 @@ def _of_run(
         )
     else:
         try:
-            kept = load_kept(config, run.weights)
-            tensors = {f"model.{name}": tensor for name, tensor in kept.items()}
+            named_weights = load_kept(config, run.weights)
+            tensors = {
+                f"model.{name}": tensor for name, tensor in named_weights.items()
+            }
         except (OSError, KeyError, ValueError) as error:
             raise UserError(
                 f"{run.weights}: cannot be read: {first_line(error)}"

@@ -278,8 +278,8 @@ class Follower:
             if match := self._markers[pattern].search(line):
                 self.seen[pattern] = match[0]
         if _any_in(line, self._refused):
-            said = safe_text(line)[:200]
-            self._end("failed", f"its output says what trainer.refuse names: {said}")
+            shown = safe_text(line)[:200]
+            self._end("failed", f"its output says what trainer.refuse names: {shown}")
         if not self._said_diverged and _any_in(line, self._diverged):
             self._said_diverged = safe_text(line)[:200]
         if reader is not None and not self.rows.has_evaluations:

@@ -41,12 +41,12 @@ def _operand(policy: OperandPolicy) -> str:
         label += f"[{policy.block}]"
     label += _ROUNDING[policy.rounding]
     # A bare SR means Tseng's prescale of 3/4 under that paper's scale rule, and no prescale under others.
-    usual = 1.0
+    bare_prescale = 1.0
     if policy.format == "mxfp4" and policy.scale == "floor":
-        usual = 0.75
+        bare_prescale = 0.75
     if policy.rounding == "stochastic_rocm":
-        usual = 1.0
-    if policy.is_stochastic and policy.prescale != usual:
+        bare_prescale = 1.0
+    if policy.is_stochastic and policy.prescale != bare_prescale:
         label += f"×{policy.prescale:.3g}"
     if policy.undo == "operand":
         label += " undone on operand"

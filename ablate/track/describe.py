@@ -135,10 +135,10 @@ def read_points(
     Reads about ``max_bytes``. The offset is unchanged if no complete line follows.
     """
     lines, end = new_lines(path, offset, max_bytes)
-    found: list[Point] = []
+    read: list[Point] = []
     for row in parse_rows(lines):
-        found += points(row, unit)
-    return found, end
+        read += points(row, unit)
+    return read, end
 
 
 def text(value: Any) -> str:

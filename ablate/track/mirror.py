@@ -147,8 +147,8 @@ class Mirror:
             names = (*FILES, "status.json", "environment.json")
             if files := _stamp(run.path / name for name in names):
                 tags_of = partial(describe.run_tags, plan, arm, planned, report=link)
-                found = results.get(planned.id)
-                send = partial(self._send_run, run, plan, arm, tags_of, found)
+                result = results.get(planned.id)
+                send = partial(self._send_run, run, plan, arm, tags_of, result)
                 self._once(planned.id, (files, stamp, link), send)
         self._mark_earlier({SUMMARY, *(run.id for _, run in plan.runs())})
         pages = _stamp(sorted(self._report.rglob("*")))

@@ -308,8 +308,8 @@ def first_bad_operand(trainee: Trainee, window: NDArray[Any]) -> str:
     trainee.module.zero_grad(set_to_none=True)
     gradients(trainee, window)
     trainee.state.watch = None
-    found = itertools.chain(*trainee.group.gathered(names[:1]))
-    return next(found, "")
+    first_names = itertools.chain(*trainee.group.gathered(names[:1]))
+    return next(first_names, "")
 
 
 def keep_freed_memory() -> None:
