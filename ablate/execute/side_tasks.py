@@ -139,7 +139,11 @@ def _gpus() -> dict[str, float]:
     torch = sys.modules.get("torch")
     usage: dict[str, float] = {}
     # a query would create a context on an unused GPU
-    if torch is None or not torch.cuda.is_initialized():
+    try:
+        if torch is None or not torch.cuda.is_initialized():
+            return usage
+    except AttributeError:
+        # another thread is importing it still
         return usage
     for index in range(torch.cuda.device_count()):
         name = f"gpu_{index}"

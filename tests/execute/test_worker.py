@@ -57,6 +57,12 @@ def test_samples_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
     assert len([name for name in shown if name.startswith("gpu")]) == len(of_gpus)
     with sampled(tmp_path, lambda: 0):  # a file that cannot be written harms nothing
         pass
+    # torch as another thread sees it while it is imported
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    path.unlink()
+    with sampled(path, lambda: 0):
+        pass
+    assert json.loads(path.read_text()).keys() == rows[0].keys() - of_gpus.keys()
 
 
 @pytest.mark.parametrize(
