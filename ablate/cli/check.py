@@ -131,8 +131,12 @@ def backends(
         from ablate.check.__main__ import compiled_for
 
         findings, failed = compiled_for(architecture, say)
-    about = {**vars(device), "here": architecture is None}
-    del about["processors"]
+    about = {
+        "kind": device.kind,
+        "arch": device.arch,
+        "name": device.name,
+        "here": architecture is None,
+    }
     content = {"device": about, "backends": support, "auto": auto, **findings}
     deliver(content, (), as_json=as_json, out=out)
     return int(failed)

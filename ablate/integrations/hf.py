@@ -54,6 +54,9 @@ class AblateCallback(TrainerCallback, ExportableState):
         """Load the recipe's state if training goes on from a checkpoint."""
         stepper = self._own()
         stored: Any = (state.stateful_callbacks or {}).get(type(self).__name__, {})
+        # a list, where a trainer has two callbacks of this class
+        if not isinstance(stored, dict):
+            stored = {}
         saved = dict(stored.get("attributes", {}).get("saved", {}))
         if state.global_step and saved.get("step") == state.global_step:
             if stepper.state.deoscillates:

@@ -9,6 +9,7 @@ same scale into NaN, so that errors stay visible.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ from ablate.numerics.philox import Key, random_words
 from ablate.numerics.rotate import rotate, unrotate
 from ablate.numerics.scales import TWO_LEVEL, fp32
 from ablate.recipes import OperandPolicy, block_shape, group_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ablate.recipes.scale_rules import Family
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -275,6 +281,53 @@ class _Scaled:
         return self.up * self.outer
 
 
+def _by_tensor(operand: _Operand) -> _Scaled:
+    return _Scaled(blocks=operand.blocks * operand.encode)
+
+
+def _by_groups(operand: _Operand) -> _Scaled:
+    return _multiplied(
+        operand, scales.fp32_scale(scales.amax_of(operand.blocks), operand.policy)
+    )
+
+
+def _by_search(operand: _Operand) -> _Scaled:
+    up = scales.searched_scale(operand.rotated, operand.policy)[:, :, None]
+    return _Scaled(blocks=operand.blocks / up, up=up)
+
+
+def _by_e8m0(operand: _Operand) -> _Scaled:
+    return _multiplied(operand, scales.e8m0_scale(operand.blocks, operand.policy))
+
+
+def _by_quest(operand: _Operand) -> _Scaled:
+    return _multiplied(operand, scales.quest_scale(operand.blocks))
+
+
+def _by_two_level(operand: _Operand) -> _Scaled:
+    if operand.policy.scale_rule.outer == "1x128":
+        return _multiplied(operand, *scales.tetrajet_scale(operand.blocks))
+    _, encode, decode = _outer_scale(operand)
+    base = scales.two_level_base(operand.blocks, operand.policy, encode)
+    return _multiplied(operand, scales.nvfp4_scale(base, decode), decode)
+
+
+def _by_four_six(operand: _Operand) -> _Scaled:
+    policy = operand.policy
+    amax, encode, decode = _outer_scale(operand)
+    base = scales.two_level_base(operand.blocks, policy, encode)
+    scale = scales.four_six(operand.blocks, base, decode, amax, policy, operand.rounded)
+    return _multiplied(operand, scale, decode)
+
+
+def _multiplied(
+    operand: _Operand, scale: scales.Scale, outer: float | Tensor = 1.0
+) -> _Scaled:
+    """Scale an operand; ``outer``: the fp32 scale over its blocks'; a number is the whole tensor's."""
+    of_blocks = outer if isinstance(outer, Tensor) else None
+    return _Scaled(blocks=operand.blocks * scale.down, up=scale.up, outer=of_blocks)
+
+
 def _outer_scale(
     operand: _Operand,
 ) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
@@ -287,49 +340,35 @@ def _outer_scale(
     return amax, scale.down, scale.up
 
 
-def _by_family(operand: _Operand) -> _Scaled:
-    """Divide the blocks by their scales; each family of rules has its formula."""
-    policy = operand.policy
-    blocks = operand.blocks
-    rule = policy.scale_rule
-    if rule.family == "tensor":
-        return _Scaled(blocks=blocks * operand.encode)
-    if rule.family == "searched":
-        up = scales.searched_scale(operand.rotated, policy)[:, :, None]
-        return _Scaled(blocks=blocks / up, up=up)
-    if rule.family == "ue5m3":
-        up = scales.ue5m3_scale(blocks, operand.decode)
-        return _Scaled(blocks=blocks / (up * operand.decode), up=up)
-    if rule.family == "ms_eden":
-        words = operand.words()[:, ::16].reshape(-1)
-        values, up = scales.eden(blocks, operand.decode, policy, words)
-        scaled = blocks / (up * operand.decode)
-        return _Scaled(blocks=scaled, up=up, values=values)
-    outer: float | Tensor = 1.0
-    if rule.family == "groups":
-        scale = scales.fp32_scale(scales.amax_of(blocks), policy)
-    elif rule.family == "e8m0":
-        scale = scales.e8m0_scale(blocks, policy)
-    elif rule.family == "quest":
-        scale = scales.quest_scale(blocks)
-    elif rule.outer == "1x128":
-        scale, outer = scales.tetrajet_scale(blocks)
-    else:
-        amax, encode, outer = _outer_scale(operand)
-        base = scales.two_level_base(blocks, policy, encode)
-        if rule.family == "two_level":
-            scale = scales.nvfp4_scale(base, outer)
-        else:
-            scale = scales.four_six(blocks, base, outer, amax, policy, operand.rounded)
-    # a number is the whole tensor's
-    of_blocks = outer if isinstance(outer, Tensor) else None
-    return _Scaled(blocks=blocks * scale.down, up=scale.up, outer=of_blocks)
+def _by_ue5m3(operand: _Operand) -> _Scaled:
+    up = scales.ue5m3_scale(operand.blocks, operand.decode)
+    return _Scaled(blocks=operand.blocks / (up * operand.decode), up=up)
+
+
+def _by_ms_eden(operand: _Operand) -> _Scaled:
+    words = operand.words()[:, ::16].reshape(-1)
+    values, up = scales.eden(operand.blocks, operand.decode, operand.policy, words)
+    return _Scaled(blocks=operand.blocks / (up * operand.decode), up=up, values=values)
+
+
+FAMILIES: dict[Family, Callable[[_Operand], _Scaled]] = {
+    "tensor": _by_tensor,
+    "groups": _by_groups,
+    "searched": _by_search,
+    "e8m0": _by_e8m0,
+    "quest": _by_quest,
+    "two_level": _by_two_level,
+    "four_six": _by_four_six,
+    "ue5m3": _by_ue5m3,
+    "ms_eden": _by_ms_eden,
+}
+"""The formula of each family of scale rules."""
 
 
 def _scaled(operand: _Operand) -> _Scaled:
     """Scale the blocks by the policy's rule, then by its prescale; choose IF4's grids."""
     policy = operand.policy
-    scaled = _by_family(operand)
+    scaled = FAMILIES[policy.scale_rule.family](operand)
     if policy.prescale != 1.0:
         scaled = replace(scaled, blocks=scaled.blocks * policy.prescale)
     if policy.format == "if4":

@@ -1,7 +1,7 @@
 """The table of scale rules: how the scales of an operand follow from its values.
 
 To add a rule, write its row in ``SCALE_RULES`` and its test. A rule of a new family also needs its formula: a
-branch of ``_by_family`` in ``ablate.numerics.quantiser``, or a line of ``SCALE_ADD`` in
+function in ``FAMILIES`` of ``ablate.numerics.quantiser``, or a line of ``SCALE_ADD`` in
 ``ablate.numerics.formats`` for an E8M0 rule. Without a compiled kernel plain torch does it, more slowly.
 Plain data without torch.
 """

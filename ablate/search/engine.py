@@ -139,7 +139,10 @@ def open_trial(
 
 def study_of(trials: Sequence[FrozenTrial], **options: Any) -> Study:
     """Make a study in memory with these trials; ``options``: its sampler and pruner."""
-    num_objectives = max([len(trial.values or "_") for trial in trials], default=1)
+    num_objectives = 1
+    for trial in trials:
+        if trial.values is not None:
+            num_objectives = len(trial.values)
     study: Study = quiet_optuna().create_study(
         directions=["minimize"] * num_objectives, **options
     )

@@ -15,7 +15,6 @@ their parent ends them.
 from __future__ import annotations
 
 import warnings
-from collections import ChainMap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +46,9 @@ class Group:
 
     def total(self, figures_here: Mapping[int, float], count: int) -> float:
         """Sum the figures 0 to ``count`` - 1 in this order; each process has some of them."""
-        figures = ChainMap(*map(dict, self.gathered(figures_here)))
+        figures: dict[int, float] = {}
+        for of_process in self.gathered(figures_here):
+            figures.update(of_process)
         total = 0.0
         # sum() would add in higher precision from Python 3.12 on
         for index in range(count):

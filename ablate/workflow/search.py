@@ -71,7 +71,13 @@ def search_study(
         check_same(planned, store)
         trials = open_storage(store.path)
         with mirrored(store, planned.name, where, listener):
-            again = command_line("search", file, **vars(where))
+            again = command_line(
+                "search",
+                file,
+                storage=where.storage,
+                address=where.address,
+                tracking_uri=where.tracking_uri,
+            )
             code = _search_on(store, planned, trials, where, listener, again)
             result = result_of(planned, planned.read(trials))
             front = [arm.name for arm in result.last.front if not arm.is_baseline]

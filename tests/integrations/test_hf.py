@@ -94,12 +94,16 @@ def test_a_resume_without_the_state_raises(whole, tmp_path):
     out, train, *_ = whole
     place = out / "checkpoint-6/trainer_state.json"
     content = json.loads(place.read_text())
-    del content["stateful_callbacks"]["AblateCallback"]
-    place.write_text(json.dumps(content))
-    with pytest.raises(
-        RuntimeError, match="goes on after step 6, the recipe's state after 0"
-    ):
-        train(tmp_path, resume=out / "checkpoint-6")
+    stored = content["stateful_callbacks"].pop("AblateCallback")
+    of_two_callbacks = content | {
+        "stateful_callbacks": {"AblateCallback": [stored] * 2}
+    }
+    for without in (content, of_two_callbacks):
+        place.write_text(json.dumps(without))
+        with pytest.raises(
+            RuntimeError, match="goes on after step 6, the recipe's state after 0"
+        ):
+            train(tmp_path, resume=out / "checkpoint-6")
 
 
 def test_reset_weights_resume_to_the_bit(tmp_path, batches):
