@@ -49,13 +49,15 @@ def ray_head(environment, port, dashboard=None, num_cpus=2):
         f"--ray-client-server-port={free_port()}",
         f"--num-cpus={num_cpus}", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
-    head = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    said = Path(short) / "said"
+    with said.open("wb") as output:
+        head = subprocess.Popen(
+            command,
+            env=environment | {"PYTHONUNBUFFERED": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def kill():
         for process in Path("/proc").iterdir():
@@ -68,14 +70,12 @@ def ray_head(environment, port, dashboard=None, num_cpus=2):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(head.pid, signal.SIGKILL)
 
-    def answers():
-        with contextlib.suppress(OSError):
-            return (
-                socket.create_connection(("127.0.0.1", port), timeout=1).close() is None
-            )
+    # its port answers earlier than its node is there
+    def has_started():
+        return b"Ray runtime started" in said.read_bytes()
 
     try:
-        wait_until(answers, head)
+        wait_until(has_started, head)
         yield kill
     finally:
         kill()
