@@ -213,57 +213,19 @@ def _of_run(
     seq_len: int | None,
     sequences: int,
 ) -> Subject:
-    from ablate.train.snapshot import load_weights as load_kept
-
     run = RunDir(folder)
     try:
-        config = config_from_json(run.config())
+        trained = config_from_json(run.config())
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(
             f"{folder / 'config.json'}: is no run's: {first_line(error)}"
         ) from None
-    trained = config
-    model = config.model
-    plan = plan_steps(config.training)
-    weights = "the weights at its end"
-    trained_tokens = plan.tokens
-    tensors: Mapping[str, Any] = {}
-    checkpoint, passed_over = load_newest(run.checkpoints)
-    if checkpoint is not None:
-        weights = f"the checkpoint after step {checkpoint.step:,}"
-        tensors = checkpoint.tensors
-        trained_tokens = checkpoint.step * plan.tokens_per_step
-    elif not run.weights.is_dir():
-        settings = set_words(["keep_weights=true", "name=ANOTHER"])
-        storage = run.path.absolute().parents[2]
-        again = command_line("run", "STUDY", *settings, storage=storage)
-        why = [*passed_over, f"train it again with: {again}"][0]
-        raise UserError(f"{run.path}: no weights were kept ({why})")
-    elif model.hf is not None:
-        model = replace(
-            model, hf=str(run.weights.absolute()), pretrained=True, options={}
-        )
-    else:
-        try:
-            named_weights = load_kept(config, run.weights)
-            tensors = {
-                f"model.{name}": tensor for name, tensor in named_weights.items()
-            }
-        except (OSError, KeyError, ValueError) as error:
-            raise UserError(
-                f"{run.weights}: cannot be read: {first_line(error)}"
-            ) from None
+    subject = _with_weights(run, trained)
+    config = subject.config
+    prepared: Path | None = folder.absolute().parents[2] / "tokens"
     if data is not None:
-        if config.data.tokenizer == "bpe":
-            raise UserError(
-                "--data: the run's tokenizer was trained on its own text (leave --data out)"
-            )
-        corpus = _data(data, config.data.tokenizer_path)
-        size = _vocabulary(corpus)
-        if size != config.vocab_size:
-            message = f"--data: {size:,} kinds of tokens, but the run's model knows {config.vocab_size:,}"
-            raise UserError(f"{message} (leave --data out to take the run's own text)")
-        config = replace(config, data=corpus)
+        config = replace(config, data=_other_text(data, trained))
+        prepared = None
     length = min(seq_len or config.training.seq_len, config.training.seq_len)
     training = replace(
         config.training, seq_len=length, batch_size=sequences, micro_batch_size=None
@@ -271,15 +233,67 @@ def _of_run(
     if recipe:
         config = replace(config, recipe=recipe_of(recipe))
     losses = [row["val_loss"] for row in run.metrics("eval")]
-    return Subject(
-        config=replace(config, model=model, training=training),
-        weights=weights,
-        tensors=tensors,
-        trained_tokens=trained_tokens,
-        prepared=None if data is not None else folder.absolute().parents[2] / "tokens",
-        run=trained,
+    return replace(
+        subject,
+        config=replace(config, training=training),
+        prepared=prepared,
         reached=losses[len(losses) * 4 // 5] if losses else None,
     )
+
+
+def _with_weights(run: RunDir, config: RunConfig) -> Subject:
+    """Make the subject of a run's newest checkpoint, else of the weights at its end."""
+    plan = plan_steps(config.training)
+    checkpoint, passed_over = load_newest(run.checkpoints)
+    if checkpoint is not None:
+        return Subject(
+            config=config,
+            weights=f"the checkpoint after step {checkpoint.step:,}",
+            tensors=checkpoint.tensors,
+            trained_tokens=checkpoint.step * plan.tokens_per_step,
+            run=config,
+        )
+    if not run.weights.is_dir():
+        settings = set_words(["keep_weights=true", "name=ANOTHER"])
+        storage = run.path.absolute().parents[2]
+        again = command_line("run", "STUDY", *settings, storage=storage)
+        why = [*passed_over, f"train it again with: {again}"][0]
+        raise UserError(f"{run.path}: no weights were kept ({why})")
+    at_end = Subject(
+        config=config,
+        weights="the weights at its end",
+        trained_tokens=plan.tokens,
+        run=config,
+    )
+    if config.model.hf is None:
+        return replace(at_end, tensors=_weights_at_end(run, config))
+    folder = str(run.weights.absolute())
+    model = replace(config.model, hf=folder, pretrained=True, options={})
+    return replace(at_end, config=replace(config, model=model))
+
+
+def _weights_at_end(run: RunDir, config: RunConfig) -> dict[str, Any]:
+    from ablate.train.snapshot import load_weights as load_kept
+
+    try:
+        weights = load_kept(config, run.weights)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{run.weights}: cannot be read: {first_line(error)}") from None
+    return {f"model.{name}": tensor for name, tensor in weights.items()}
+
+
+def _other_text(data: str, trained: RunConfig) -> DataConfig:
+    """Read what ``--data`` names with the tokenizer of the run."""
+    if trained.data.tokenizer == "bpe":
+        raise UserError(
+            "--data: the run's tokenizer was trained on its own text (leave --data out)"
+        )
+    corpus = _data(data, trained.data.tokenizer_path)
+    size = _vocabulary(corpus)
+    if size != trained.vocab_size:
+        message = f"--data: {size:,} kinds of tokens, but the run's model knows {trained.vocab_size:,}"
+        raise UserError(f"{message} (leave --data out to take the run's own text)")
+    return corpus
 
 
 def _model(model: str, folder: Path, seed: int) -> tuple[ModelConfig, str]:
