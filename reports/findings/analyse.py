@@ -59,7 +59,8 @@ from ablate.run.evaluations import notes_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ablate.reports.findings.speed import Modelled, RunTiming, Throughput
+    from ablate.reports.findings.power import Power
+    from ablate.reports.findings.speed import Measured, Modelled, RunTiming, Throughput
     from ablate.results.ends import RunResult
     from ablate.results.frames import StudyFrames
     from ablate.run.outcome import Outcome
@@ -173,55 +174,18 @@ def _with_figures(
 
     ``base``: the baseline, counted from the same place. ``level``: at which an open arm would be settled.
     """
-    runs = arm.used
-    base_runs = base.used[: arm.seeds]
-    cost = arm.token_cost
-    mean = mean_tokens(runs, arm.alpha)
+    mean = mean_tokens(arm.used, arm.alpha)
     if plan.target is None:
         mean = Interval(note=NO_TARGET)
-        if arm.name != plan.baseline:
-            cost = Cost(
-                kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline
-            )
-    # Logs do not say the budget of a run that ended at its hit.
-    elif cost.kind == "interval" and timing.kind != "logged":
-        for run in (*runs, *base_runs):
-            # A budget of 0 is unknown.
-            edge = (1 - NEAR_BUDGET) * (run.budget - arm.counted_from)
-            if 0 < edge < (run.tokens_to_target or 0):
-                cost = replace(cost, near_budget=True)
-    measured = None
-    rates = {} if throughput is None else throughput.tokens_per_sec
-    if arm.name in rates:
-        measured = alone_speed(
-            rates[arm.name],
-            rates[plan.baseline],
-            cost=cost,
-            tokens=log_tokens(runs),
-            alpha=arm.alpha,
-        )
-    elif timing.kind in ("logged", "command") and arm.name not in timing.untold:
-        measured = measured_speed(runs, base_runs, method_of(plan, arm.counted_from))
-        # Logs may have no times.
-        if measured.throughput.estimate is None:
-            measured = None
-    power = None
-    if arm.stopped is None:
-        limited = None
-        is_settled = "differs" in arm.claims
-        if plan.margin is not None:
-            is_settled = arm.standing != "open"
-            limited = limited_figure(cost.figure, arm.difference.figure, plan.margin)
-        power = power_of(
-            cost, runs, base_runs, limited, settled=is_settled, level=level
-        )
+    base_runs = base.used[: arm.seeds]
+    cost = _token_cost(arm, base_runs, plan, timing)
     arm = replace(
         arm,
         tokens_to_target=mean,
         token_cost=cost,
-        final_loss=final_loss(runs, arm.alpha),
-        measured=measured,
-        power=power,
+        final_loss=final_loss(arm.used, arm.alpha),
+        measured=_measured(arm, base_runs, plan, timing, throughput, cost),
+        power=_power(arm, base_runs, plan, cost, level),
     )
     if arm.config is None:
         return arm
@@ -236,6 +200,69 @@ def _with_figures(
         published=published_for(arm.config.recipe),
         modelled=modelled,
     )
+
+
+def _token_cost(
+    arm: ArmResult, base_runs: Sequence[RunResult], plan: LockedPlan, timing: RunTiming
+) -> Cost:
+    """Say of an arm's cost that the study has no target, or that a run hit it near the end of its budget."""
+    cost = arm.token_cost
+    if plan.target is None:
+        if arm.name == plan.baseline:
+            return cost
+        return Cost(kind="none", note=NO_TARGET, n=cost.n, n_baseline=cost.n_baseline)
+    # Logs do not say the budget of a run that ended at its hit.
+    if cost.kind != "interval" or timing.kind == "logged":
+        return cost
+    for run in (*arm.used, *base_runs):
+        # A budget of 0 is unknown.
+        edge = (1 - NEAR_BUDGET) * (run.budget - arm.counted_from)
+        if 0 < edge < (run.tokens_to_target or 0):
+            return replace(cost, near_budget=True)
+    return cost
+
+
+def _measured(
+    arm: ArmResult,
+    base_runs: Sequence[RunResult],
+    plan: LockedPlan,
+    timing: RunTiming,
+    throughput: Throughput | None,
+    cost: Cost,
+) -> Measured | None:
+    """Take the speed from steps that were timed alone, else from the times of runs that are comparable."""
+    rates = {} if throughput is None else throughput.tokens_per_sec
+    if arm.name in rates:
+        return alone_speed(
+            rates[arm.name],
+            rates[plan.baseline],
+            cost=cost,
+            tokens=log_tokens(arm.used),
+            alpha=arm.alpha,
+        )
+    if timing.kind not in ("logged", "command") or arm.name in timing.untold:
+        return None
+    method = method_of(plan, arm.counted_from)
+    measured = measured_speed(arm.used, base_runs, method)
+    # Logs may have no times.
+    return measured if measured.throughput.estimate is not None else None
+
+
+def _power(
+    arm: ArmResult,
+    base_runs: Sequence[RunResult],
+    plan: LockedPlan,
+    cost: Cost,
+    level: float,
+) -> Power | None:
+    if arm.stopped is not None:
+        return None
+    limited = None
+    is_settled = "differs" in arm.claims
+    if plan.margin is not None:
+        is_settled = arm.standing != "open"
+        limited = limited_figure(cost.figure, arm.difference.figure, plan.margin)
+    return power_of(cost, arm.used, base_runs, limited, settled=is_settled, level=level)
 
 
 def _rivals(arms: Sequence[ArmResult], plan: LockedPlan) -> list[ArmResult]:

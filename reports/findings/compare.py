@@ -142,12 +142,7 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         UserError: no arm has two estimates; of more than two studies a size is unknown, or sizes and budgets
             are all equal; losses of two units.
     """
-    units = dict.fromkeys(analysis.plan.unit for analysis in analyses)
-    if len(units) > 1:
-        hint = "name studies whose losses are in one unit"
-        raise UserError(
-            f"losses in {' and '.join(units)} cannot be compared", hint=hint
-        )
+    _refuse_units(analyses)
     placed: Sequence[PlacedStudy] = [_placed(analysis) for analysis in analyses]
     axis: Axis = ""
     places: Sequence[int] = (1, 10)
@@ -158,18 +153,14 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         zip(places, placed, analyses, frames, strict=True), key=itemgetter(0)
     )
     places, placed, analyses, frames = zip(*by_place, strict=True)
-    baselines = []
+    baselines = [analysis.baseline_arm for analysis in analyses]
     settings = []
     for analysis, frame in zip(analyses, frames, strict=True):
-        baselines.append(analysis.baseline_arm)
         settings.append(_study_settings(analysis, frame, axis))
     differs = _differing(settings, baselines)
     arms = []
     left_out = {}
-    for name in dict.fromkeys(
-        arm.name for analysis in analyses for arm in analysis.others
-    ):
-        results = [analysis.other(name) for analysis in analyses]
+    for name, results in _results_by_arm(analyses).items():
         strictest = min(result.alpha for result in results if result is not None)
         arm = _compared_arm(name, results, places, strictest)
         reason = _why_left_out(arm, results, baselines, axis)
@@ -188,20 +179,12 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         )
     rules = tuple(analysis.plan.stop for analysis in analyses)
     rule = min(rules, key=level_of)
-    pairs = []
-    for over, arm in itertools.combinations(arms, 2):
-        results = []
-        for analysis in analyses:
-            rivals = analysis.over_rivals.get(over.name, {})
-            results.append(rivals.get(arm.name))
-        name = f"{arm.name} over {over.name}"
-        pairs.append(_compared_arm(name, results, places, level_of(rule)))
     return Comparison(
         studies=tuple(placed),
         axis=axis,
         places=tuple(places),
         arms=tuple(arms),
-        pairs=tuple(pairs),
+        pairs=_over_each_other(arms, analyses, places, level_of(rule)),
         holding={
             "token_cost": _holding(arms, "token_cost", rule),
             "loss_gap": _holding(arms, "loss_gap", rule),
@@ -211,6 +194,43 @@ def compare(analyses: Sequence[Analysis], frames: Sequence[StudyFrames]) -> Comp
         rules=rules,
         loss_unit=analyses[0].plan.unit,
     )
+
+
+def _refuse_units(analyses: Sequence[Analysis]) -> None:
+    units = dict.fromkeys(analysis.plan.unit for analysis in analyses)
+    if len(units) > 1:
+        hint = "name studies whose losses are in one unit"
+        raise UserError(
+            f"losses in {' and '.join(units)} cannot be compared", hint=hint
+        )
+
+
+def _results_by_arm(
+    analyses: Sequence[Analysis],
+) -> dict[str, list[ArmResult | None]]:
+    """Return each arm's result in each study; None where a study lacks the arm."""
+    results: dict[str, list[ArmResult | None]] = {}
+    for analysis in analyses:
+        for arm in analysis.others:
+            results[arm.name] = [study.other(arm.name) for study in analyses]
+    return results
+
+
+def _over_each_other(
+    arms: Sequence[ComparedArm],
+    analyses: Sequence[Analysis],
+    places: Sequence[int],
+    alpha: float,
+) -> tuple[ComparedArm, ...]:
+    pairs = []
+    for over, arm in itertools.combinations(arms, 2):
+        results = []
+        for analysis in analyses:
+            rivals = analysis.over_rivals.get(over.name, {})
+            results.append(rivals.get(arm.name))
+        name = f"{arm.name} over {over.name}"
+        pairs.append(_compared_arm(name, results, places, alpha))
+    return tuple(pairs)
 
 
 def _compared_arm(
