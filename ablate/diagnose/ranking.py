@@ -86,39 +86,19 @@ def predict_harm(
         ValueError: an operand that its policy cannot take.
     """
     module = trainee.module
-    state = trainee.state
     layers = quantised_layers(module)
     is_training = module.training
-    recipes = {name: layer.recipe_at(state.tokens) for name, layer in layers.items()}
-    tapped: dict[str, Tapped] = {}
-
-    def tap(name: str, at: Position, *tensors: Tensor) -> None:
-        if name not in tapped:
-            seq_len = trainee.settings.seq_len
-            tapped[name] = tapped_copy(layers[name], at, *tensors, seq_len=seq_len)
-
+    recipes = {}
+    for name, layer in layers.items():
+        recipes[name] = layer.recipe_at(trainee.state.tokens)
+        layer.override = LayerRecipe()
     module.eval()  # without dropout, which would add an error
-    high_precision = LayerRecipe()
-    for layer in layers.values():
-        layer.override = high_precision
-    state.tap = tap
-    exact_loss, _ = gradients(trainee, window)
-    state.tap = None
-    exact = {}
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            exact[name] = parameter.grad.detach().clone()
+    exact_loss, exact, tapped = _exact_gradients(trainee, window)
     energy = sum(map(energy_of, exact.values()))
     done(1)
     harms = []
     for layer, gemm, draws in gemms:
-        recipe = recipes[layer.name]
-        policy = recipe.gemm(gemm)
-        quantised = {gemm: policy}
-        # then its operand is Fprop's
-        if "forward" in (policy.left.source, policy.right.source):
-            quantised["fprop"] = recipe.fprop
-        layer.override = LayerRecipe(**quantised)
+        layer.override = _alone(gemm, recipes[layer.name])
         loss, bias, variance = _gradient_error(trainee, window, exact, draws, done)
         harms.append(
             Harm(
@@ -131,7 +111,7 @@ def predict_harm(
                 diagnosis=diagnose_gemm(tapped[layer.name], gemm, draws=draws),
             )
         )
-        layer.override = high_precision
+        layer.override = LayerRecipe()
     for layer in layers.values():
         layer.override = None
     module.zero_grad(set_to_none=True)
@@ -141,6 +121,38 @@ def predict_harm(
         key=lambda harm: -math.inf if harm.harm is None else harm.harm,
         reverse=True,
     )
+
+
+def _exact_gradients(
+    trainee: Trainee, window: NDArray[Any]
+) -> tuple[float, dict[str, Tensor], dict[str, Tapped]]:
+    """Return loss and gradients without quantisation, and copies of what each layer multiplies."""
+    layers = quantised_layers(trainee.module)
+    tapped: dict[str, Tapped] = {}
+
+    def tap(name: str, at: Position, *tensors: Tensor) -> None:
+        if name not in tapped:
+            seq_len = trainee.settings.seq_len
+            tapped[name] = tapped_copy(layers[name], at, *tensors, seq_len=seq_len)
+
+    trainee.state.tap = tap
+    loss, _ = gradients(trainee, window)
+    trainee.state.tap = None
+    exact = {}
+    for name, parameter in trainee.module.named_parameters():
+        if parameter.grad is not None:
+            exact[name] = parameter.grad.detach().clone()
+    return loss, exact, tapped
+
+
+def _alone(gemm: Gemm, recipe: LayerRecipe) -> LayerRecipe:
+    """Leave one GEMM of the recipe quantised."""
+    policy = recipe.gemm(gemm)
+    quantised = {gemm: policy}
+    # then its operand is Fprop's
+    if "forward" in (policy.left.source, policy.right.source):
+        quantised["fprop"] = recipe.fprop
+    return LayerRecipe(**quantised)
 
 
 def _gradient_error(

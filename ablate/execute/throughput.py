@@ -29,10 +29,11 @@ from ablate.train.group import Layout
 from ablate.train.probe import StepTimes, time_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ablate.backends.device import Device
     from ablate.plan import PlannedArm
+    from ablate.run.config import RunConfig
 
 
 def measure(
@@ -62,24 +63,7 @@ def measure(
             modes[arm.name] = overall_mode(
                 fit_choices(configs[arm.name], arm.resources, device)
             )
-    times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
-    threads = torch.get_num_threads()
-    try:
-        for arm in (*arms, *reversed(arms)):
-            torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
-            layout = Layout(
-                checkpoint_activations=arm.resources.activation_checkpointing
-            )
-            with _named(arm):
-                step_times = time_steps(
-                    configs[arm.name], device=device, layout=layout, **asdict(settings)
-                )
-            times[arm.name].append(step_times)
-            if hardware.kind != "cpu":
-                torch.cuda.empty_cache()
-            done(arm.name)
-    finally:
-        torch.set_num_threads(threads)
+    times = _timed(arms, configs, device, settings, done)
     others = work_before or other_work(device)
     baseline_rates = _rates(times.get(baseline, []))
     speeds = []
@@ -105,6 +89,35 @@ def measure(
         measured_unix=time.time(),
         arms=tuple(speeds),
     )
+
+
+def _timed(
+    arms: Sequence[PlannedArm],
+    configs: Mapping[str, RunConfig],
+    device: str,
+    settings: SpeedSettings,
+    done: Callable[[str], None],
+) -> dict[str, list[StepTimes]]:
+    """Time each arm twice, the second time in reverse order, so that a drift of the clock spares none."""
+    times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
+    threads = torch.get_num_threads()
+    try:
+        for arm in (*arms, *reversed(arms)):
+            torch.set_num_threads(arm.resources.cpus)  # as in a run of the arm
+            layout = Layout(
+                checkpoint_activations=arm.resources.activation_checkpointing
+            )
+            with _named(arm):
+                step_times = time_steps(
+                    configs[arm.name], device=device, layout=layout, **asdict(settings)
+                )
+            times[arm.name].append(step_times)
+            if torch.device(device).type != "cpu":
+                torch.cuda.empty_cache()
+            done(arm.name)
+    finally:
+        torch.set_num_threads(threads)
+    return times
 
 
 def _refuse_untimeable(arm: PlannedArm) -> None:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ablate.plan import Plan, StudyProgress
-    from ablate.plan.pilot import Advice
+    from ablate.plan.pilot import Advice, PilotRun, Reached
     from ablate.store.records import SpeedRecord
+    from ablate.study import Study
     from ablate.workflow import StudyEnd, Where
 
 _SEEDS = 2
@@ -51,8 +52,7 @@ def pilot_study(
     Raises:
         UserError: as ``run_study``; a study of one seed; no ``target: null`` in the file to replace.
     """
-    from ablate.plan.pilot import PilotRun, advise, with_target
-    from ablate.search.engine import losses_of
+    from ablate.plan.pilot import advise
 
     listener = listener or Listener()
     loaded = load_study(study)
@@ -85,7 +85,23 @@ def pilot_study(
         progress, timed = with_timed_steps(plan, progress, listener)
         modes = [] if timed is None else [arm.backend_mode for arm in timed.arms]
         emulated = "emulated" in modes
-    curves = []
+    advice = advise(
+        plan,
+        _pilot_runs(plan, store),
+        progress,
+        cores=os.cpu_count() or 1,
+        emulated=emulated,
+    )
+    if write and advice.take is not None:
+        _write_target(loaded, advice.take, plan.unit)
+    return end, advice
+
+
+def _pilot_runs(plan: Plan, store: StudyStore) -> list[PilotRun]:
+    from ablate.plan.pilot import PilotRun
+    from ablate.search.engine import losses_of
+
+    runs = []
     for planned in plan.arm(plan.baseline).runs[:_SEEDS]:
         run = store.run(planned.id)
         losses = losses_of(run)
@@ -95,20 +111,22 @@ def pilot_study(
             val_loss=list(losses.values()),
             diverged=run.state() == "diverged",
         )
-        curves.append(pilot_run)
-    advice = advise(
-        plan, curves, progress, cores=os.cpu_count() or 1, emulated=emulated
-    )
-    if write and advice.take is not None:
-        line = loaded.source.place(("target",)).line
-        written = loaded.path.read_text(encoding="utf-8")
-        text = with_target(written, line, advice.take, plan.unit)
-        if text is None:
-            raise UserError(
-                f"--write: {loaded.path}:{line}: no line that says 'target: null' (write it by hand)"
-            )
-        write_bytes_atomic(loaded.path, text.encode())
-    return end, advice
+        runs.append(pilot_run)
+    return runs
+
+
+def _write_target(study: Study, target: Reached, unit: str) -> None:
+    """Put the target into the study's file, in place of ``target: null``."""
+    from ablate.plan.pilot import with_target
+
+    line = study.source.place(("target",)).line
+    written = study.path.read_text(encoding="utf-8")
+    text = with_target(written, line, target, unit)
+    if text is None:
+        raise UserError(
+            f"--write: {study.path}:{line}: no line that says 'target: null' (write it by hand)"
+        )
+    write_bytes_atomic(study.path, text.encode())
 
 
 def with_timed_steps(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ablate.run.config import ArmConfig, RunConfig
+    from ablate.run.config import RunConfig
     from ablate.train.loop import End
 
 
@@ -91,15 +91,7 @@ def train_run(
         "backend": backend,
         "training": training,
     }
-    study = {
-        "name": "run",
-        "baseline": "run",
-        "target": None,
-        "seeds": [seed],
-        "base": base,
-        "arms": {"run": None},
-    }
-    config = _planned(study).with_seed(seed)
+    config = _planned(base, seed)
     rows: list[dict[str, Any]] = []
     with Progress(disable=not progress) as bar:
         task = bar.add_task("training", total=config.training.tokens)
@@ -127,11 +119,19 @@ def train_run(
     )
 
 
-def _planned(study: Mapping[str, Any]) -> ArmConfig:
-    """Plan a study of one arm, and return the arm's configuration; problems name keys, and no lines."""
+def _planned(base: Mapping[str, Any], seed: int) -> RunConfig:
+    """Plan a study of one run, and return the run's configuration; problems name keys, and no lines."""
     from ablate.plan import build_plan
     from ablate.study.load import study_of
 
+    study = {
+        "name": "run",
+        "baseline": "run",
+        "target": None,
+        "seeds": [seed],
+        "base": base,
+        "arms": {"run": None},
+    }
     try:
         text = json.dumps(study, ensure_ascii=False, default=dict).encode()
     except (TypeError, ValueError) as error:
@@ -139,7 +139,8 @@ def _planned(study: Mapping[str, Any]) -> ArmConfig:
             f"train_run: {error}", hint="expected the plain values of a study file"
         ) from None
     try:
-        return build_plan(study_of(text, Path("train_run"))).arms[0].config
+        arm = build_plan(study_of(text, Path("train_run"))).arms[0]
+        return arm.config.with_seed(seed)
     except UserError as error:
         problems = [
             replace(problem, file=None, line=None, column=None)

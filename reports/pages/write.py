@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ablate.reports.findings.results import Analysis
     from ablate.reports.words.judge import Finding
     from ablate.reports.words.verdict import Verdict
+    from ablate.results.frames import StudyFrames
     from ablate.store import StudyStore
     from ablate.store.plan_file import Target
 
@@ -100,16 +101,7 @@ def write_report(
         finding for finding in verdict.findings if finding.text not in in_matrix
     )
     parts = _sections(analysis, diagnosed, verdict)
-    texts = {
-        "arms.csv": csv_text(arm_frame(analysis)),
-        "runs.csv": csv_text(run_frame(analysis)),
-        "evaluations.csv": csv_text(frames.evals),
-    }
-    for part in (*matrices, *parts):
-        if isinstance(part, Table) and part.rows:
-            texts[f"{part.name}.tex"] = latex(part)
-    for name, text in texts.items():
-        write_bytes_atomic(folder / "tables" / name, text.encode())
+    _write_tables(folder / "tables", frames, analysis, (*matrices, *parts))
     json, markdown, html = write_pages(
         folder,
         "report",
@@ -144,6 +136,25 @@ def write_report(
         findings=findings,
         notices=notices,
     )
+
+
+def _write_tables(
+    folder: Path,
+    frames: StudyFrames,
+    analysis: Analysis,
+    parts: Sequence[Table | Drawing | None],
+) -> None:
+    """Write what other programs read: CSV of arms, runs and evaluations, and each table of the page in LaTeX."""
+    texts = {
+        "arms.csv": csv_text(arm_frame(analysis)),
+        "runs.csv": csv_text(run_frame(analysis)),
+        "evaluations.csv": csv_text(frames.evals),
+    }
+    for part in parts:
+        if isinstance(part, Table) and part.rows:
+            texts[f"{part.name}.tex"] = latex(part)
+    for name, text in texts.items():
+        write_bytes_atomic(folder / name, text.encode())
 
 
 def _sections(
