@@ -188,6 +188,7 @@ def _rules(factors: Factors, faults: Faults) -> Iterator[tuple[Path, Factors]]:
                 labels = ", ".join(level.label for level in factors[name][:10])
                 got = source.got((*place, name))
                 message = f"no value of the factor '{name}', got {got}"
-                faults.add((*place, name), message, f"its values: {labels}")
+                hint = f"its values: {safe_text(labels)}"
+                faults.add((*place, name), message, hint)
         if wanted:
             yield place, wanted

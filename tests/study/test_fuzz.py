@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ablate.base.errors import UserError
@@ -96,6 +96,7 @@ FILES = {"bytes": st.binary(max_size=200), "edited": edited(), "reworded": rewor
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_of_any_content(kind, count, tmp_path):
     @settings(max_examples=count)
+    @example(VALID.replace("{plain: none, SR:", '{plain: none, "S\\nR":'))
     @given(FILES[kind])
     def holds(content):
         content = content if isinstance(content, bytes) else content.encode()
