@@ -95,7 +95,7 @@ def main() -> None:
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant["name"]]
     if not cpu_build.loaded()[0].multiplies:
-        for mutant in [one for one in mutants if one.get("bf16")]:
+        for mutant in [mutant for mutant in mutants if mutant.get("bf16")]:
             print(f"left out, as this CPU has no products in bf16: {mutant['name']}")
             mutants.remove(mutant)
     alive = []
