@@ -95,9 +95,12 @@ def main() -> None:
     wanted = " ".join(sys.argv[1:])
     mutants = [mutant for mutant in MUTANTS if wanted in mutant["name"]]
     if not cpu_build.loaded()[0].multiplies:
-        for mutant in [mutant for mutant in mutants if mutant.get("bf16")]:
-            print(f"left out, as this CPU has no products in bf16: {mutant['name']}")
-            mutants.remove(mutant)
+        for mutant in mutants.copy():
+            if mutant.get("bf16"):
+                print(
+                    f"left out, as this CPU has no products in bf16: {mutant['name']}"
+                )
+                mutants.remove(mutant)
     alive = []
     os.environ["OMP_NUM_THREADS"] = "1"
     context = get_context("forkserver")

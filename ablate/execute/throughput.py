@@ -98,7 +98,7 @@ def _timed(
     settings: SpeedSettings,
     done: Callable[[str], None],
 ) -> dict[str, list[StepTimes]]:
-    """Time each arm twice, the second time in reverse order, so that a drift of the clock spares none."""
+    """Time the arms there and back; each has two turns."""
     times: dict[str, list[StepTimes]] = {arm.name: [] for arm in arms}
     threads = torch.get_num_threads()
     try:

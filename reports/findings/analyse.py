@@ -205,7 +205,7 @@ def _with_figures(
 def _token_cost(
     arm: ArmResult, base_runs: Sequence[RunResult], plan: LockedPlan, timing: RunTiming
 ) -> Cost:
-    """Say of an arm's cost that the study has no target, or that a run hit it near the end of its budget."""
+    """Return an arm's cost, with a mark if a run hit the target near the end of its budget."""
     cost = arm.token_cost
     if plan.target is None:
         if arm.name == plan.baseline:
@@ -245,7 +245,9 @@ def _measured(
     method = method_of(plan, arm.counted_from)
     measured = measured_speed(arm.used, base_runs, method)
     # Logs may have no times.
-    return measured if measured.throughput.estimate is not None else None
+    if measured.throughput.estimate is None:
+        return None
+    return measured
 
 
 def _power(

@@ -49,8 +49,8 @@ def ray_head(environment, port, dashboard=None, num_cpus=2):
         f"--ray-client-server-port={free_port()}",
         f"--num-cpus={num_cpus}", f"--temp-dir={short}", "--node-ip-address=127.0.0.1",
     ]  # fmt: skip
-    said = Path(short) / "said"
-    with said.open("wb") as output:
+    printed = Path(short) / "printed"
+    with printed.open("wb") as output:
         head = subprocess.Popen(
             command,
             env=environment | {"PYTHONUNBUFFERED": "1"},
@@ -72,7 +72,7 @@ def ray_head(environment, port, dashboard=None, num_cpus=2):
 
     # its port answers earlier than its node is there
     def has_started():
-        return b"Ray runtime started" in said.read_bytes()
+        return b"Ray runtime started" in printed.read_bytes()
 
     try:
         wait_until(has_started, head)
