@@ -113,6 +113,8 @@ class QuantLinear(nn.Linear):
         self._plans: dict[tuple[Hashable, torch.device, int], PlannedLayer] = {}
         self.site = next(_numbers)
         _sites[self.site] = self
+        # A graph cannot ask for tokens. Said here and not at import: it loads the compiler, which takes seconds.
+        torch.compiler.assume_constant_result(_is_always_plain)  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -229,7 +231,6 @@ class QuantLinear(nn.Linear):
         return quantised
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a graph cannot ask for tokens
 def _is_always_plain(site: int, device: str) -> bool:
     layer = _sites[site]
     return all(

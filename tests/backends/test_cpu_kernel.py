@@ -308,8 +308,10 @@ def test_a_build_with_wrong_bits_is_not_used(monkeypatch, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("instructions", ["AVX512", "AVX2", "DEFAULT"])
+@pytest.mark.parametrize(
+    ("instructions", "compiler"),
+    [("AVX512", "clang++"), ("AVX2", "g++"), ("DEFAULT", "clang++")],
+)
 def test_every_width_of_vectors_has_the_bits_of_the_reference(
     monkeypatch, tmp_path, instructions, compiler
 ):
@@ -353,7 +355,8 @@ def test_it_compiles_for_arm(tmp_path):
     source = Path(cpu_build.__file__).parent / "kernel" / "kernel.cpp"
     command = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-gnu"]
     command += {*cpu_build._FLAGS} - {"-march=native", "-shared", "-s"}
-    command += ["-c", source, "-o", tmp_path / "kernel.o"]
+    # without what a debugger needs, which takes most of the time
+    command += ["-g0", "-c", source, "-o", tmp_path / "kernel.o"]
     caches = dict.fromkeys(cpu_build._CACHES_OF_ZIG, str(tmp_path))
     subprocess.run(command, env=os.environ | caches, check=True)
     machine = (tmp_path / "kernel.o").read_bytes()[18:20]

@@ -502,7 +502,7 @@ def test_a_command_that_was_ended_because_of_a_pattern_goes_on(tmp_path, undistu
 def test_a_hang_ends_with_the_command_and_the_next_attempt_goes_on(
     tmp_path, undisturbed
 ):
-    run_config = config("--hang-at 42 --child --deaf")
+    run_config = config("--hang-at 42 --child --deaf", grace_sec=2.0)
     run = run_of(tmp_path, run_config)
     assert executed(run, run_config, hang_after_sec=2.0) in (1, -signal.SIGUSR2)
     assert "train_by_command" in run.attempt_log(1).read_text()  # the stack says where

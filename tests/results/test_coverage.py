@@ -110,7 +110,7 @@ def test_without_pairs_a_baseline_of_another_spread_is_allowed_for(
     assert 0.93 - error(repeats) <= held <= 0.97 + error(repeats)
 
 
-@repeats(100, 1000)
+@repeats(100, 400)
 @pytest.mark.parametrize(
     ("cost", "fewer"), [(0.0, None), (0.08, 0.95), (0.15, 0.8), (0.3, 0.75)]
 )

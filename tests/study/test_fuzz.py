@@ -91,7 +91,7 @@ FILES = {"bytes": st.binary(max_size=200), "edited": edited(), "reworded": rewor
 
 
 @pytest.mark.parametrize(
-    "count", [80, pytest.param(4800, marks=pytest.mark.exhaustive)]
+    "count", [80, pytest.param(1600, marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_of_any_content(kind, count, tmp_path):
