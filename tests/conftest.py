@@ -30,6 +30,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Put the tests that share a Ray first: one process runs most of them, and the longest do not come last."""
+    items.sort(key=lambda item: "local_ray" not in item.fixturenames)
+
+
 @pytest.fixture
 def short():
     """A folder with a short path, for sockets, and not among pytest's, which are closed to others."""

@@ -50,7 +50,11 @@ def test_own_logs(run, tmp_path):
 @pytest.mark.exhaustive
 def test_a_script_with_hugging_faces_trainer_is_an_arm_of_a_study(tmp_path):
     study = str(EXAMPLES / "training_script/study.yaml")
-    short = ["--set=base.training.tokens=81_920", "--set=target.val_loss=2.9", "--set=seeds=1"]
+    short = [
+        "--set=base.training.tokens=81_920",
+        "--set=target.val_loss=2.9",
+        "--set=seeds=1",
+    ]
     command = [
         sys.executable,
         "-m",

@@ -27,4 +27,3 @@ def test_kernels_in_the_interpreter(which):
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert " passed" in result.stdout or "[100%]" in result.stdout
-
