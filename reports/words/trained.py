@@ -29,7 +29,10 @@ _MOST_NAMES = 3
 def trained(analysis: Analysis) -> str:
     """Say in one line what the baseline's runs trained; what is not known is left out."""
     config = analysis.baseline_arm.config
-    parts = [] if config is None else [*_model_and_data(config)]
+    pythons = [
+        str(known["python"]) for known, _ in analysis.environments if "python" in known
+    ]
+    parts = [] if config is None else [*_model_and_data(config, pythons)]
     if budget := analysis.plan.training.get("tokens"):
         parts.append(f"{tokens(budget)} tokens a run")
     if devices := dict.fromkeys(_devices(analysis)):
@@ -42,7 +45,7 @@ def trained(analysis: Analysis) -> str:
     return text
 
 
-def _model_and_data(config: RunConfig) -> Iterator[str]:
+def _model_and_data(config: RunConfig, pythons: list[str]) -> Iterator[str]:
     if isinstance(config.trainer, Command):  # it reads data of its own
         if config.model.describes(config.trainer):
             yield config.model.summary
@@ -52,7 +55,10 @@ def _model_and_data(config: RunConfig) -> Iterator[str]:
     if parameters is not None:
         text += f" ({tokens(parameters)} parameters)"
     names = [PurePath(path).name for path in config.data.paths]
-    yield f"{text}, on {' '.join([config.data.source, *names[:_MOST_NAMES]])}"
+    data = " ".join([config.data.source, *names[:_MOST_NAMES]])
+    if config.data.source == "stdlib" and pythons:  # each Python has another text
+        data += f" of Python {' or '.join(dict.fromkeys(pythons))}"
+    yield f"{text}, on {data}"
 
 
 def _devices(analysis: Analysis) -> Iterator[str]:

@@ -27,8 +27,8 @@ def said(make_study, environment, training=None, **changes):
 
 def test_what_was_trained_in_one_line(make_study):
     assert said(make_study, ENVIRONMENT) == (
-        "llama, width 128, layers 4, heads 4, ffn 352 (837 k parameters), on stdlib; 1 M tokens a run; on 1 "
-        "× a CPU; FP4 emulated exactly, without FP4 units"
+        "llama, width 128, layers 4, heads 4, ffn 352 (837 k parameters), on stdlib of Python 3.11.9; "
+        "1 M tokens a run; on 1 × a CPU; FP4 emulated exactly, without FP4 units"
     )
     model = ModelConfig(hf="org/model")
     data = DataConfig(source="jsonl", paths=["/data/a.json", "/data/b.json"])
