@@ -14,7 +14,7 @@ TRAINERS = Path(__file__).parent / "execute"
 # cores tests/models/test_custom_models.py took 142 s, not 19 s. Before torch is imported; children inherit.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Else Ray's workers give way to every other process: beside busy tests an import of 5 s took 86 s.
+    # Else Ray's workers give way to every other process: beside busy tests what takes 5 s alone took 86 s.
     os.environ.setdefault("RAY_worker_niceness", "0")
 # As the mirror sets it, which is not always the first to import mlflow here.
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")

@@ -30,7 +30,9 @@ def trained(analysis: Analysis) -> str:
     """Say in one line what the baseline's runs trained; what is not known is left out."""
     config = analysis.baseline_arm.config
     pythons = [
-        str(known["python"]) for known, _ in analysis.environments if "python" in known
+        str(environment["python"])
+        for environment, _ in analysis.environments
+        if "python" in environment
     ]
     parts = [] if config is None else [*_model_and_data(config, pythons)]
     if budget := analysis.plan.training.get("tokens"):

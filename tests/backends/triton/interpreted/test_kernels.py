@@ -60,7 +60,7 @@ CLAIMED = [policy for policy in (*POLICIES, *MORE) if policies.refusal(policy) i
 
 
 def each_word(policies):
-    """Leave out the policies that say nothing new: other tests here meet every policy."""
+    """Yield the policies that bring a new word: other tests here meet every policy."""
     known = set()
     for policy in policies:
         words = set(label(policy).split())
